@@ -42,14 +42,11 @@ typedef struct PostludeCall {
   size_t message_size;
 } PostludeCall;
 
-/* The microkernels and the packed form depend on the machine, not on the Region. postlude_pack needs them too, so the
- * launcher calls postlude_bind(table) once after it has loaded a Region's object. */
 #ifdef __cplusplus
 extern "C" {
 #endif
-const void *postlude_micro_table(void); /* the library of microkernels */
-void postlude_bind(const void *micro);  /* a Region's object, as all below */
-int postlude_run(const PostludeCall *call); /* 0, or an error that `message` explains */
+const void *postlude_micro_table(void); /* the library of microkernels, compiled with the same -march as the Region */
+int postlude_run(const PostludeCall *call); /* a Region's object, as all below. 0, or an error that `message` explains */
 int64_t postlude_pack_size(const DLTensor *operand, int32_t index); /* bytes for right operand `index`; 0: never packed */
 int postlude_pack(const DLTensor *operand, int32_t index, void *destination); /* destination: 64-byte aligned */
 #ifdef __cplusplus

@@ -23,7 +23,7 @@
 //       static constexpr int operands = 3, results = 1;
 //     };
 //     }  // namespace
-//     POSTLUDE_EXPORT(Program)      // defines postlude_bind, postlude_run, postlude_pack_size, postlude_pack
+//     POSTLUDE_EXPORT(Program)      // defines postlude_run, postlude_pack_size, postlude_pack
 //
 // What the driver takes from the tensors (the last dimensions; `leading` are any number of dimensions before them):
 //   left,  transposed = false   [leading..., m, k]
