@@ -4,7 +4,7 @@ import hashlib
 from dataclasses import replace
 
 from postlude.ir.ops import OPS
-from postlude.ir.region import Apply, Const, Contract, Extent, Operand, Reduce, Region, Round, Statement, Yield
+from postlude.ir.region import Apply, Const, Contract, Extent, Operand, Reduce, Region, Round, Statement
 
 
 def normalize(region: Region) -> tuple[Region, tuple[int, ...]]:
@@ -18,7 +18,7 @@ def normalize(region: Region) -> tuple[Region, tuple[int, ...]]:
     """
     digests = _digests(region)
     walk = _Walk(region, digests)
-    yields = tuple(Yield(y.axes, y.dtype, walk.visit(y.value)) for y in region.yields)
+    yields = tuple(replace(y, value=walk.visit(y.value)) for y in region.yields)
     axes = _rename_axes(walk.operands, walk.body)
     renamed = Region(
         tuple(axes[axis] for axis in region.axes if axis in axes),

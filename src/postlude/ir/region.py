@@ -132,11 +132,16 @@ Statement = Contract | Apply | Reduce | Round | Const | Extent
 
 @dataclass(frozen=True)
 class Yield:
-    """One result: value `value`, rounded once to `dtype`, as a dense tensor with `axes`."""
+    """One result: value `value`, rounded once to `dtype`, as a dense tensor with `axes`.
+
+    `order` lists the tensor's dimensions from the outermost to the innermost in memory; empty means the order of the
+    dimensions. With a batch (B, H), ``(0, 2, 1, 3)`` stores attention's heads beside each other, as its users read them.
+    """
 
     axes: tuple[str, ...]
     dtype: torch.dtype
     value: str
+    order: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -35,7 +35,9 @@ def to_text(region: Region, *, lines: bool = False) -> str:
     parts = [f"region({', '.join(region.axes)})"]
     parts += [f"%{o.name} = operand {_axes(o.axes)} {DTYPE_NAMES[o.dtype]}" for o in region.operands]
     parts += [f"%{s.name} = {_PRINT[type(s)](s)}" for s in region.body]
-    parts += [f"yield {_axes(y.axes)} {DTYPE_NAMES[y.dtype]} %{y.value}" for y in region.yields]
+    parts += [
+        f"yield {_axes(y.axes)} {DTYPE_NAMES[y.dtype]} %{y.value}{_order(y.order)}" for y in region.yields
+    ]
     return "\n  ".join(parts) if lines else "; ".join(parts)
 
 
@@ -55,8 +57,9 @@ def parse(text: str) -> Region:
     body: list[Statement] = []
     yields: list[Yield] = []
     for part in statements[1:]:
-        if match := re.fullmatch(rf"yield {_AXES} (\w+) {_NAME}", part):
-            yields.append(Yield(_split(match[1]), _dtype(match[2], part), match[3]))
+        if match := re.fullmatch(rf"yield {_AXES} (\w+) {_NAME}(?: order ([\d ]+))?", part):
+            order = tuple(int(number) for number in (match[4] or "").split())
+            yields.append(Yield(_split(match[1]), _dtype(match[2], part), match[3], order))
         elif match := re.fullmatch(rf"{_NAME} = operand {_AXES} (\w+)", part):
             operands.append(Operand(match[1], _split(match[2]), _dtype(match[3], part)))
         elif match := re.fullmatch(rf"{_NAME} = (\w+)(.*)", part):
@@ -81,6 +84,10 @@ _PRINT: dict[type, Callable[..., str]] = {
 
 def _axes(axes: tuple[str, ...]) -> str:
     return f"[{', '.join(axes)}]"
+
+
+def _order(order: tuple[int, ...]) -> str:
+    return f" order {' '.join(map(str, order))}" if order else ""
 
 
 def _split(axes: str) -> tuple[str, ...]:

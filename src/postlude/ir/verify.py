@@ -113,6 +113,8 @@ def _check_results(region: Region, types: dict[str, Type]) -> None:
             raise RegionError(f"result %{result.value} has axes {type.axes}, the yield says {result.axes}")
         if (result.dtype == torch.bool) != (type.value == "bool"):
             raise RegionError(f"result %{result.value} is a {type.value}, the yield says {result.dtype}")
+        if sorted(result.order) != list(range(len(result.order))):
+            raise RegionError(f"result %{result.value}: order {result.order} is not a permutation")
     used = {name for s in region.body for name in s.inputs}
     for operand in region.operands:
         if operand.name not in used:

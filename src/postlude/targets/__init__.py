@@ -1,0 +1,1 @@
+"""Targets: each turns a Region into something that runs. A target reads Regions, never FX graphs."""
