@@ -1,0 +1,148 @@
+"""MiniLM sentence embedding on a CPU: eager, Inductor, ONNX Runtime, OpenVINO and Postlude, interleaved in one process.
+
+For each dtype and each (batch, length): median milliseconds per call of every mode, Postlude's speed-up over the best mode
+of torch, and the largest error of any output element against the same model in float64. At the end geometric means.
+Tokens are real text without padding; the attention mask is passed, as a tokenizer would.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Any
+
+import torch
+from common import (
+    DTYPES,
+    TORCH_MODES,
+    arguments,
+    best_of,
+    compile_mode,
+    console,
+    geometric_mean,
+    interleave,
+    onnxruntime_session,
+    openvino_model,
+    save,
+    table,
+)
+
+from postlude.demo import minilm
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from torch import Tensor
+
+POINTS = ((1, 16), (1, 128), (32, 32), (8, 128))
+BASELINES = ("eager", "inductor", "inductor-auto")
+PEERS = ("onnxruntime", "openvino")
+MODES = (*BASELINES, *PEERS, "postlude", "postlude-freeze")
+
+
+def prepare(
+    name: str, model: minilm.SentenceEncoder, exact: minilm.SentenceEncoder, tokens: minilm.Tokens, dtype: str, threads: int
+) -> Callable[[], Tensor] | None:
+    """The ready call of one mode, or None where the mode does not exist for this dtype or is not installed."""
+    inputs = tokens.arguments
+    if name in TORCH_MODES:
+        return compile_mode(model, inputs, TORCH_MODES[name])
+    if name == "eager":
+
+        def eager() -> Tensor:
+            with torch.no_grad():
+                return model(*inputs)  # type: ignore[no-any-return]
+
+        return eager
+    try:
+        if name == "openvino":
+            return openvino_model(exact, inputs, threads, dtype)
+        return onnxruntime_session(exact, inputs, threads) if dtype == "float32" else None
+    except ImportError as error:
+        console.print(f"  {name} is left out: {error}")
+        return None
+
+
+def measure(dtype: str, modes: list[str], options: Any) -> list[dict[str, Any]]:
+    """Measure every point in one dtype."""
+    tokenizer, corpus = minilm.Tokenizer(), minilm.corpus()
+    model = minilm.load(DTYPES[dtype], options.attention)
+    single = minilm.load(torch.float32, options.attention)
+    reference = minilm.load(torch.float64, options.attention)
+    records = []
+    for batch, length in options.points:
+        torch._dynamo.reset()
+        tokens = tokenizer.filled(corpus, batch, length)
+        calls, compile_seconds = {}, {}
+        for name in modes:
+            start = time.perf_counter()
+            call = prepare(name, model, single, tokens, dtype, options.threads)
+            if call is None:
+                continue
+            call()
+            compile_seconds[name] = time.perf_counter() - start
+            calls[name] = call
+            console.print(f"  {dtype} ({batch}, {length}) {name} ready in {compile_seconds[name]:.1f} s")
+        with torch.no_grad():
+            exact = reference(*tokens.arguments)
+        errors = {name: float((call().double() - exact).abs().max()) for name, call in calls.items()}
+        timings = interleave(calls, rounds=options.rounds, seconds=options.seconds)
+        record: dict[str, Any] = {
+            "dtype": dtype,
+            "batch": batch,
+            "length": length,
+            "timings": {name: timing.record() for name, timing in timings.items()},
+            "errors": errors,
+            "ready_seconds": compile_seconds,
+        }
+        if any(name in timings for name in BASELINES):
+            best = best_of(timings, BASELINES)
+            record["best"] = best.name
+            record["speedup_over_best"] = {name: timing.speedup_over(best) for name, timing in timings.items()}
+        records.append(record)
+    return records
+
+
+def show(dtype: str, records: list[dict[str, Any]], modes: list[str]) -> None:
+    """Print the tables of one dtype."""
+    shown = [name for name in modes if any(name in record["timings"] for record in records)]
+    rows, errors = [], []
+    for record in records:
+        point = f"({record['batch']}, {record['length']})"
+        timings = record["timings"]
+        row = [point]
+        for name in shown:
+            timing = timings.get(name)
+            row.append(f"{timing['median_ms']:.2f} ±{timing['spread']:.0%}" if timing else "–")
+        for name in ("postlude", "postlude-freeze"):
+            if name in shown:
+                row.append(f"{record['speedup_over_best'][name]:.2f}")
+        rows.append(row)
+        errors.append([point, *(f"{record['errors'].get(name, float('nan')):.1e}" for name in shown)])
+    own = [name for name in ("postlude", "postlude-freeze") if name in shown]
+    if own:
+        means = [geometric_mean(record["speedup_over_best"][name] for record in records) for name in own]
+        rows.append(["geometric mean", *[""] * len(shown), *(f"{mean:.3f}" for mean in means)])
+    ours = [f"{name} vs best torch" for name in own]
+    table(f"MiniLM {dtype}: median ms per call ± spread", ["(batch, length)", *shown, *ours], rows)
+    table(f"MiniLM {dtype}: largest error against float64", ["(batch, length)", *shown], errors)
+
+
+def main() -> None:
+    """Run what the command line asks for."""
+    options = arguments(
+        __doc__,
+        dtypes={"nargs": "+", "choices": list(DTYPES), "default": list(DTYPES)},
+        points={"nargs": "+", "type": lambda text: tuple(map(int, text.split(","))), "default": POINTS, "metavar": "B,L"},
+        modes={"nargs": "+", "choices": MODES, "default": list(MODES)},
+        attention={"choices": ["sdpa", "eager"], "default": "sdpa", "help": "attention code of the model"},
+    )
+    records = []
+    for dtype in options.dtypes:
+        part = measure(dtype, options.modes, options)
+        show(dtype, part, options.modes)
+        records += part
+    save(options.result, {"attention": options.attention, "points": records})
+
+
+if __name__ == "__main__":
+    main()
