@@ -1,0 +1,118 @@
+"""The pass over one graph: each GEMM in turn is grown, judged, and put in as one op."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from torch._inductor.pattern_matcher import stable_topological_sort
+from torch.fx import Graph, Node
+
+from postlude.capture.gemm import Gemm, NotAGemm, recognize
+from postlude.capture.grow import Growth, Settings
+from postlude.capture.rewrite import NotExpressible, Plan, plan, put_in
+from postlude.ir import Region
+
+#: Most GEMMs of one input that are joined side by side: q, k, v and one more.
+MAX_SIBLINGS = 4
+
+
+@dataclass
+class Captured:
+    """What became of one or more GEMMs of a graph.
+
+    Attributes:
+        gemms: names of the graph's GEMM nodes.
+        absorbed: overload names of all absorbed nodes, in graph order.
+        region: the Region, or None where the GEMM was left to Inductor.
+        reason: why it was left alone.
+        stops: what ended the growth: node name and reason.
+        node: the op's node in the rewritten graph.
+    """
+
+    gemms: list[str]
+    absorbed: list[str] = field(default_factory=list)
+    region: Region | None = None
+    reason: str = ""
+    stops: dict[str, str] = field(default_factory=dict)
+    node: Node | None = None
+
+
+def capture(
+    graph: Graph, settings: Settings, judge: Callable[[Plan, Growth], str | None] = lambda plan, growth: None
+) -> list[Captured]:
+    """Rewrite the graph in place.
+
+    Args:
+        graph: ATen graph after AOTAutograd, nodes with fake values in ``meta["val"]``.
+        settings: the user's choices.
+        judge: says why a Region should not be put in, or None; called before the graph is touched.
+    """
+    captured: list[Captured] = []
+    done: set[Node] = set()
+    for node in list(graph.nodes):
+        if node in done:
+            continue
+        try:
+            gemm = recognize(node)
+            if gemm is None:
+                continue
+            growth = _grow(graph, gemm, settings, done)
+            region_plan = plan(growth)
+            reason = judge(region_plan, growth)
+            if reason is not None:
+                captured.append(Captured([g.node.name for g in growth.gemms], reason=reason))
+                done.update(g.node for g in growth.gemms)
+                continue
+            record = _record(region_plan, growth)
+            record.node = put_in(graph, region_plan)
+        except (NotAGemm, NotExpressible) as reason:
+            captured.append(Captured([node.name], reason=str(reason)))
+            done.add(node)
+            continue
+        done.update(region_plan.absorbed)
+        captured.append(record)
+        stable_topological_sort(graph)
+    graph.eliminate_dead_code()
+    graph.lint()
+    return captured
+
+
+def _grow(graph: Graph, gemm: Gemm, settings: Settings, done: set[Node]) -> Growth:
+    growth = Growth([gemm], settings)
+    growth.run()
+    siblings = [] if gemm.batched else _siblings(graph, growth, done)
+    if siblings:
+        wider = Growth([gemm, *siblings], settings)
+        try:
+            wider.run()
+            plan(wider)
+        except (NotAGemm, NotExpressible):
+            return growth
+        return wider
+    return growth
+
+
+def _siblings(graph: Graph, growth: Growth, done: set[Node]) -> list[Gemm]:
+    """Other GEMMs of the same left side that do not depend on this Region: k and v beside q."""
+    siblings: list[Gemm] = []
+    for node in graph.nodes:
+        if node in done or node in growth.values or node in growth.tainted or len(siblings) + 1 == MAX_SIBLINGS:
+            continue
+        try:
+            gemm = recognize(node)
+        except NotAGemm:
+            continue
+        if gemm and not gemm.batched and gemm.left == growth.first.left:
+            siblings.append(gemm)
+    return siblings
+
+
+def _record(region_plan: Plan, growth: Growth) -> Captured:
+    inside = {g.node for g in growth.gemms}
+    return Captured(
+        gemms=[g.node.name for g in growth.gemms],
+        absorbed=[str(n.target) for n in region_plan.absorbed if n not in inside],
+        region=region_plan.region,
+        stops={node.name: reason for node, reason in growth.stops.items()},
+    )
+
+

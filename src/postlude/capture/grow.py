@@ -1,0 +1,544 @@
+"""Grows a Region from a GEMM: takes in every later node that may legally be computed in its epilogue.
+
+The walk follows the graph's order, so the set of nodes that depend on the Region but stay outside (`tainted`) is known
+exactly, and with it convexity: a Region never reads what is computed from its own results elsewhere.
+
+What a node is to the Region depends on the shape of its tensor. Rows may be spread over any number of leading dimensions,
+as reshapes between a projection's [rows, n] and a module's [batch, length, n] leave them.
+"""
+
+import operator
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any
+
+import torch
+from torch.fx import Node
+
+from postlude.capture.gemm import ACCUMULATE, RESHAPES, Attention, Gemm, NotAGemm, Side, batch_of, recognize, side_batched
+from postlude.capture.program import Program, Source
+from postlude.capture.sizes import Kind, Size, broadcast_kind, is_dense, same, same_shape
+from postlude.capture.translate import CASTS, ELEMENTWISE, apply, as_type
+
+aten = torch.ops.aten
+
+
+class Form(Enum):
+    """How a value of the Region lies in its node's tensor."""
+
+    TILE = "tile"  # [*rows, n]
+    COLUMN_KEPT = "column kept"  # [*rows, 1]
+    COLUMN = "column"  # [*rows]
+
+
+@dataclass(frozen=True)
+class Value:
+    """The Region's value of a node."""
+
+    name: str
+    form: Form
+
+
+class Stop(Exception):
+    """A node can't be taken in; the message says why."""
+
+
+@dataclass
+class Settings:
+    """What a user may choose about capture."""
+
+    eager_rounding: bool = False
+
+
+class Growth:
+    """One Region being grown. After `run`, `values` holds the absorbed nodes and `stops` why growth ended where."""
+
+    def __init__(self, gemms: Sequence[Gemm], settings: Settings) -> None:
+        self.settings = settings
+        self.roots = {gemm.node: gemm for gemm in gemms}
+        self.first = gemms[0]
+        self.gemms: list[Gemm] = []
+        self.values: dict[Node, Value] = {}
+        self.moments: dict[Node, tuple[str, str]] = {}
+        self.tainted: set[Node] = set()
+        self.stops: dict[Node, str] = {}
+        self.program = Program(
+            batched=self.first.batched, accumulate=ACCUMULATE[self.first.left.node.meta["val"].dtype]
+        )
+        self.widths: dict[str, Size] = {}
+        left = self.first.left
+        self.batch = batch_of(self.first.right) if self.first.batched else ()
+        rows = left.shape[-1:] if left.transposed else left.shape[-2:-1] if self.first.batched else left.shape[:-1]
+        self.rows: tuple[Size, ...] = (*self.batch, *rows)
+        self.contracted = self.program.axis("k")
+        self.left = self.program.operand(Source(left.node), self._left_axes(left, self.contracted))
+
+    def run(self) -> None:
+        """Absorb the GEMMs and what follows them."""
+        node = self.first.node
+        while node.op != "root":
+            self._visit(node)
+            node = node.next
+
+    @property
+    def absorbed(self) -> list[Node]:
+        """All nodes that the Region replaces, in graph order of absorption."""
+        whole = [n for n in self.moments if all(user in self.values for user in n.users)]
+        return [*whole, *self.values]
+
+    def _visit(self, node: Node) -> None:
+        if node in self.values:
+            return
+        inputs = node.all_input_nodes
+        if node in self.roots and not any(source in self.tainted or source in self.values for source in inputs):
+            self._start(self.roots[node])
+            return
+        if not any(source in self.values or source in self.moments for source in inputs):
+            if any(source in self.tainted for source in inputs):
+                self.tainted.add(node)
+            return
+        before = (len(self.program.body), len(self.program.operands), len(self.values), len(self.gemms))
+        try:
+            if any(source in self.tainted for source in inputs):
+                raise Stop("it needs a value that is computed outside from this Region's results")
+            self._absorb(node)
+        except Stop as stop:
+            self._roll_back(*before)
+            self.tainted.add(node)
+            self.stops[node] = str(stop)
+
+    def _roll_back(self, statements: int, operands: int, values: int, gemms: int) -> None:
+        """Forget what an abandoned node had added."""
+        self.program.truncate(statements, operands)
+        for node in list(self.values)[values:]:
+            del self.values[node]
+        del self.gemms[gemms:]
+
+    # The start: the GEMM itself.
+
+    def _start(self, gemm: Gemm) -> None:
+        try:
+            value = self._contract(gemm, self.left, self.contracted, self._new_column(gemm.right))
+        except Stop as stop:
+            raise NotAGemm(str(stop)) from None
+        self.gemms.append(gemm)
+        if gemm.attention:
+            self._attention(gemm, gemm.attention, value)
+        else:
+            self._take(gemm.node, value, Form.TILE)
+
+    def _new_column(self, right: Side) -> str:
+        column = self.program.axis("n")
+        self.widths[column] = right.shape[-2] if right.transposed else right.shape[-1]
+        return column
+
+    def _left_axes(self, side: Side, contracted: str) -> tuple[str, ...]:
+        axes = (contracted, "m") if side.transposed else ("m", contracted)
+        return ("b", *axes) if self.program.batched else axes
+
+    def _right_axes(self, side: Side, contracted: str, column: str) -> tuple[str, ...]:
+        axes = (column, contracted) if side.transposed else (contracted, column)
+        return ("b", *axes) if self.program.batched else axes
+
+    def _contract(self, gemm: Gemm, left: str, contracted: str, column: str) -> str:
+        """The GEMM with its bias and factors."""
+        right = self.program.operand(Source(gemm.right.node), self._right_axes(gemm.right, contracted, column))
+        value = self.program.contract(left, right, column)
+        if gemm.alpha != 1.0:
+            value = apply(self.program, "mul", value, gemm.alpha)
+        if gemm.bias is not None:
+            bias = self._external(gemm.bias, (*self.rows, self.widths[column]), column)
+            if gemm.beta != 1.0:
+                bias = apply(self.program, "mul", bias, gemm.beta)
+            value = apply(self.program, "add", value, bias)
+        return value
+
+    def _attention(self, gemm: Gemm, attention: Attention, scores: str) -> None:
+        """softmax(scale * scores + mask) v, with rows whose scores are all -inf giving 0, as PyTorch's kernels do."""
+        p = self.program
+        column = p.types[scores].column
+        assert column is not None
+        scores = apply(p, "mul", scores, attention.scale)
+        if attention.mask is not None:
+            mask = self._external(attention.mask, (*self.rows, self.widths[column]), column)
+            if p.types[mask].value == "bool":
+                scores = apply(p, "where", mask, scores, float("-inf"))
+            else:
+                scores = apply(p, "add", scores, mask)
+        peak = p.reduce("max", scores)
+        empty = apply(p, "eq", peak, float("-inf"))
+        weights = apply(p, "exp", apply(p, "sub", scores, apply(p, "where", empty, 0.0, peak)))
+        total = p.reduce("sum", weights)
+        inverse = apply(p, "reciprocal", apply(p, "where", empty, 1.0, total))
+        weights = apply(p, "mul", weights, inverse)
+        output = self._new_column(attention.value)
+        right = p.operand(Source(attention.value.node), self._right_axes(attention.value, column, output))
+        result = p.contract(weights, right, output)
+        # The op gives (output, log-sum-exp): their getitems are what the graph uses.
+        self.moments[gemm.node] = (result, apply(p, "add", peak, apply(p, "log", total)))
+
+    # Taking in one node.
+
+    def _take(self, node: Node, name: str, form: Form) -> None:
+        value = node.meta["val"]
+        layout_order(value, len(self.batch) + 2)
+        if self.settings.eager_rounding and value.dtype in _LOW:
+            name = self.program.round(value.dtype, name)
+        self.values[node] = Value(name, form)
+
+    def _absorb(self, node: Node) -> None:
+        if node.op != "call_function":
+            raise Stop("the graph's output" if node.op == "output" else f"{node.op} node")
+        if node.target is operator.getitem:
+            self._getitem(node)
+        elif not isinstance(node.meta.get("val"), torch.Tensor) and node.target not in _MOMENTS:
+            raise Stop(f"{_name(node)} does not give one tensor")
+        elif node.target in _VIEWS:
+            self._view(node)
+        elif node.target in CASTS:
+            self._cast(node)
+        elif node.target in ELEMENTWISE:
+            self._elementwise(node)
+        elif node.target in _REDUCTIONS or node.target in _MOMENTS:
+            self._reduction(node)
+        elif node.target in (aten.bmm.default, aten.baddbmm.default):
+            self._chain(node)
+        else:
+            raise Stop(f"{_name(node)} is not an op that an epilogue can hold")
+
+    def _check_type(self, node: Node) -> None:
+        dtype = node.meta["val"].dtype
+        if dtype == torch.bool or dtype == self.program.accumulate or dtype in _LOW:
+            return
+        raise Stop(f"{_name(node)} computes in {dtype}, the Region in {self.program.accumulate}")
+
+    def _elementwise(self, node: Node) -> None:
+        self._check_type(node)
+        shape = tuple(node.meta["val"].shape)
+        inside = [(n, self.values[n]) for n in node.all_input_nodes if n in self.values]
+        form = self._common_form(node, shape, inside)
+        columns = {self.program.types[v.name].column for _, v in inside} - {None}
+        if len(columns) > 1:
+            raise Stop(f"{_name(node)} joins results of different widths")
+        column = columns.pop() if columns else None
+        if form is Form.TILE and column is None:
+            raise Stop(f"{_name(node)} widens a value of one column")
+
+        def resolve(argument: Any) -> Any:
+            if isinstance(argument, Node):
+                if argument in self.values:
+                    return self.values[argument].name
+                if not isinstance(argument.meta.get("val"), torch.Tensor):
+                    raise Stop(f"{_name(node)} takes a symbolic number")
+                if form is Form.TILE:
+                    return self._external(argument, shape, column)
+                return self._external_column(argument, shape, form)
+            if isinstance(argument, bool | int | float | str | None):
+                return argument
+            raise Stop(f"{_name(node)} takes an argument {argument!r}")
+
+        arguments = [resolve(a) for a in node.args]
+        keywords = {k: resolve(a) for k, a in node.kwargs.items()}
+        wanted = "bool" if node.meta["val"].dtype == torch.bool else "float"
+        try:
+            name = ELEMENTWISE[node.target](self.program, *arguments, **keywords)
+        except TypeError:
+            raise Stop(f"{_name(node)} has arguments that the epilogue's op has not") from None
+        assert name is not None
+        self._take(node, as_type(self.program, name, wanted), form)
+
+    def _common_form(self, node: Node, shape: Sequence[Size], inside: Sequence[tuple[Node, Value]]) -> Form:
+        """The form of an elementwise node's result, if all of the Region's values in it fit together."""
+        forms = {value.form for _, value in inside}
+        if Form.COLUMN in forms:
+            if forms != {Form.COLUMN}:
+                raise Stop(f"{_name(node)} broadcasts a value per row along the columns")
+            form = Form.COLUMN
+        elif Form.TILE in forms:
+            form = Form.TILE
+        else:
+            own = tuple(inside[0][0].meta["val"].shape)
+            form = Form.COLUMN_KEPT if same_shape(own, shape) else Form.TILE
+        for source, value in inside:
+            wanted = (*shape[:-1], 1) if value.form is Form.COLUMN_KEPT else tuple(shape)
+            if not same_shape(tuple(source.meta["val"].shape), wanted):
+                raise Stop(f"{_name(node)} broadcasts a result of the Region to more rows or columns")
+        if form is Form.TILE and not any(value.form is Form.TILE for _, value in inside):
+            raise Stop(f"{_name(node)} widens a value per row")
+        return form
+
+    def _cast(self, node: Node) -> None:
+        keywords = dict(node.kwargs)
+        dtype = keywords.pop("dtype", None) or (node.args[1] if len(node.args) > 1 else None)
+        device = keywords.pop("device", None)
+        (source,) = node.all_input_nodes
+        if keywords.pop("memory_format", None) not in (None, torch.preserve_format, torch.contiguous_format):
+            raise Stop("a change of memory format")
+        if device is not None and torch.device(device) != source.meta["val"].device:
+            raise Stop("a copy to another device")
+        value = self.values[source]
+        if dtype is None or dtype == source.meta["val"].dtype:
+            self._take(node, value.name, value.form)
+            return
+        if not (dtype in _LOW or dtype in (self.program.accumulate, torch.bool)):
+            raise Stop(f"a conversion to {dtype}")
+        name = as_type(self.program, value.name, "bool" if dtype == torch.bool else "float")
+        if dtype in _LOW and source.meta["val"].dtype not in _LOW and len(source.users) > 1:
+            # Someone also reads the exact value: the rounded one may be meant to differ from it (high and low parts).
+            name = self.program.round(dtype, name)
+        self._take(node, name, value.form)
+
+    def _view(self, node: Node) -> None:
+        (source,) = [n for n in node.all_input_nodes if isinstance(n.meta.get("val"), torch.Tensor)]
+        if source not in self.values:
+            raise Stop(f"{_name(node)} of sizes that the Region gives")
+        value = self.values[source]
+        before, after = tuple(source.meta["val"].shape), tuple(node.meta["val"].shape)
+        if node.target is aten.expand.default:
+            if not same_shape(before, after):
+                raise Stop("expand repeats a result of the Region")
+            form = value.form
+        elif value.form is Form.TILE:
+            # In row-major order the same last dimension means the same rows.
+            if not after or not same(before[-1], after[-1]):
+                raise Stop(f"{_name(node)} splits or joins the columns")
+            form = Form.TILE
+        else:
+            form = Form.COLUMN_KEPT if after and same(after[-1], 1) else Form.COLUMN
+        if node.target is aten.clone.default:
+            _check_clone(node)
+        self._take(node, value.name, form)
+
+    def _reduction(self, node: Node) -> None:
+        source = node.args[0]
+        if not isinstance(source, Node) or source not in self.values or self.values[source].form is not Form.TILE:
+            raise Stop(f"{_name(node)} over rows")
+        dims = node.args[1] if len(node.args) > 1 else node.kwargs.get("dim")
+        ndim = source.meta["val"].ndim
+        listed = [dims] if isinstance(dims, int) else list(dims) if dims is not None else []
+        if [int(d) % ndim for d in listed] != [ndim - 1]:
+            raise Stop(f"{_name(node)} over other dimensions than the columns")
+        value = self.values[source].name
+        if self.program.types[value].value != "float":
+            raise Stop(f"{_name(node)} of truth values")
+        if self.program.types[value].column is None:
+            raise Stop(f"{_name(node)} of a value that is the same in all columns")
+        if node.target in _MOMENTS:
+            correction = node.kwargs.get("correction", 1)
+            if not isinstance(correction, int | float):
+                raise Stop("a variance with a symbolic correction")
+            self.moments[node] = self._variance_and_mean(value, float(correction))
+            return
+        self._check_type(node)
+        keep = node.args[2] if len(node.args) > 2 else node.kwargs.get("keepdim", False)
+        name = _REDUCTIONS[node.target](self, value)
+        self._take(node, name, Form.COLUMN_KEPT if keep else Form.COLUMN)
+
+    def _variance_and_mean(self, value: str, correction: float) -> tuple[str, str]:
+        p = self.program
+        column = p.types[value].column
+        assert column is not None
+        count = p.extent(column)
+        mean = apply(p, "div", p.reduce("sum", value), count)
+        deviation = apply(p, "sub", value, mean)
+        squares = p.reduce("sum", apply(p, "mul", deviation, deviation))
+        # As PyTorch: no degrees of freedom left gives 0 / 0 = NaN, never a negative divisor.
+        freedom = apply(p, "maximum", apply(p, "sub", count, correction), 0.0) if correction else count
+        return apply(p, "div", squares, freedom), mean
+
+    def _getitem(self, node: Node) -> None:
+        source, index = node.args
+        if source not in self.moments:
+            raise Stop("getitem")
+        assert isinstance(source, Node) and isinstance(index, int)
+        name = self.moments[source][index]
+        if source in self.roots:
+            self._take(node, name, Form.TILE if index == 0 else Form.COLUMN)
+            return
+        self._check_type(node)
+        kept = source.kwargs.get("keepdim", False)
+        self._take(node, name, Form.COLUMN_KEPT if kept else Form.COLUMN)
+
+    def _chain(self, node: Node) -> None:
+        """A batched GEMM whose left side is a tile of this Region: softmax(q k^T) v written out."""
+        left, right = (node.args[0], node.args[1]) if node.target is aten.bmm.default else (None, None)
+        if not isinstance(left, Node) or not isinstance(right, Node):
+            raise Stop("another GEMM")
+        if not self.program.batched or left not in self.values or self.values[left].form is not Form.TILE:
+            raise Stop("another GEMM")
+        value = self.values[left].name
+        contracted = self.program.types[value].column
+        if contracted is None or len(self.widths) > 1:
+            raise Stop("another GEMM")
+        side = side_batched(right)
+        if not same_shape(batch_of(side), self.batch):
+            side = Side(right, False)
+            if not same_shape(batch_of(side), self.batch):
+                raise Stop("a batched GEMM over other batches")
+        if side.node in self.tainted or side.node in self.values or side.node in self.moments:
+            raise Stop("another GEMM that reads this Region twice")
+        if side.node.meta["val"].dtype != self.first.left.node.meta["val"].dtype:
+            raise Stop("a batched GEMM of another type")
+        output = self._new_column(side)
+        operand = self.program.operand(Source(side.node), self._right_axes(side, contracted, output))
+        self._take(node, self.program.contract(value, operand, output), Form.TILE)
+
+    # Operands from outside.
+
+    def _external(self, node: Node, shape: Sequence[Size], column: str | None) -> str:
+        """A tensor from outside that broadcasts to a tile of this shape."""
+        constant = constant_value(node)
+        if constant is not None:
+            return self.program.const(constant)
+        self._check_external(node)
+        assert column is not None
+        joined = self._second_gemm(node, shape, column)
+        if joined is not None:
+            return joined
+        own = tuple(node.meta["val"].shape)
+        kind = broadcast_kind(own, shape)
+        if kind is None:
+            raise Stop(f"{node.name} does not broadcast to the Region's shape for certain")
+        leading, last = tuple(range(len(own) - 1)), (len(shape) - 1,)
+        rows = self.program.rows
+        sources = {
+            Kind.SCALAR: (Source(node, squeeze=tuple(range(len(own)))), ()),
+            Kind.ROW: (Source(node, squeeze=leading), (column,)),
+            Kind.COLUMN: (Source(node, expand=(*shape[:-1], 1), squeeze=last), rows),
+            Kind.TILE: (Source(node, expand=tuple(shape)), (*rows, column)),
+        }
+        return self.program.operand(*sources[kind])
+
+    def _external_column(self, node: Node, shape: Sequence[Size], form: Form) -> str:
+        """A tensor from outside that broadcasts to one value per row."""
+        constant = constant_value(node)
+        if constant is not None:
+            return self.program.const(constant)
+        self._check_external(node)
+        own = tuple(node.meta["val"].shape)
+        if all(same(size, 1) for size in own):
+            return self.program.operand(Source(node, squeeze=tuple(range(len(own)))), ())
+        if form is Form.COLUMN:
+            own, shape = (*own, 1), (*shape, 1)
+        if broadcast_kind(own, shape) is not Kind.COLUMN:
+            raise Stop(f"{node.name} does not broadcast to one value per row for certain")
+        if form is Form.COLUMN:
+            return self.program.operand(Source(node, expand=tuple(shape[:-1])), self.program.rows)
+        return self.program.operand(
+            Source(node, expand=tuple(shape), squeeze=(len(shape) - 1,)), self.program.rows
+        )
+
+    def _check_external(self, node: Node) -> None:
+        value = node.meta["val"]
+        if node in self.tainted:
+            raise Stop(f"{node.name} depends on this Region's results")
+        if value.dtype != torch.bool and value.dtype not in ACCUMULATE:
+            raise Stop(f"{node.name} has type {value.dtype}")
+        if value.dtype == torch.float64 and self.program.accumulate != torch.float64 and value.ndim:
+            raise Stop(f"{node.name} is float64, the Region computes in float32")
+        if value.device != self.first.left.node.meta["val"].device:
+            raise Stop(f"{node.name} is on another device")
+        if value.layout != torch.strided:
+            raise Stop(f"{node.name} is not a strided tensor")
+
+    def _second_gemm(self, node: Node, shape: Sequence[Size], column: str) -> str | None:
+        """A GEMM of the same rows and columns joins as a second contraction: the gate of a SwiGLU."""
+        path = [node]
+        while path[-1].target in (*RESHAPES, *CASTS):
+            source = path[-1].args[0]
+            assert isinstance(source, Node)
+            if source.meta["val"].dtype not in ACCUMULATE:
+                return None
+            path.append(source)
+        target = path[-1]
+        if target in self.values or target in self.tainted or self.program.batched:
+            return None
+        try:
+            gemm = recognize(target)
+        except NotAGemm:
+            return None
+        if gemm is None or gemm.batched or gemm.attention or gemm.left != self.first.left:
+            return None
+        right = gemm.right
+        width = right.shape[-2] if right.transposed else right.shape[-1]
+        fits = same(width, self.widths[column]) and all(
+            same_shape(tuple(n.meta["val"].shape)[-1:], tuple(shape)[-1:]) for n in path
+        )
+        if not fits or not same_shape(tuple(node.meta["val"].shape), tuple(shape)):
+            return None
+        if right.node in self.tainted or right.node in self.values:
+            return None
+        if gemm.bias is not None and (gemm.bias in self.tainted or gemm.bias in self.values):
+            return None
+        value = self._contract(gemm, self.left, self.contracted, column)
+        self.gemms.append(gemm)
+        for absorbed in reversed(path):
+            self._take(absorbed, value, Form.TILE)
+        return self.values[node].name
+
+
+_LOW = (torch.bfloat16, torch.float16)
+
+_VIEWS = (
+    *RESHAPES,
+    aten.unsqueeze.default,
+    aten.squeeze.dim,
+    aten.squeeze.dims,
+    aten.squeeze.default,
+    aten.expand.default,
+    aten.alias.default,
+    aten.clone.default,
+    aten.detach.default,
+)
+
+
+def _mean(growth: Growth, value: str) -> str:
+    p = growth.program
+    column = p.types[value].column
+    assert column is not None
+    return apply(p, "div", p.reduce("sum", value), p.extent(column))
+
+
+_REDUCTIONS: dict[Any, Callable[[Growth, str], str]] = {
+    aten.sum.dim_IntList: lambda growth, value: growth.program.reduce("sum", value),
+    aten.amax.default: lambda growth, value: growth.program.reduce("max", value),
+    aten.amin.default: lambda growth, value: growth.program.reduce("min", value),
+    aten.mean.dim: _mean,
+}
+_MOMENTS = (aten.var_mean.correction,)
+
+
+def layout_order(value: torch.Tensor, ndim: int) -> tuple[int, ...]:
+    """Order of the dimensions in memory, as a `yield` says it: empty for a plain dense tensor.
+
+    Raises:
+        Stop: the tensor is not dense in any order that a result can have.
+    """
+    if is_dense(value.stride(), value.shape, range(value.ndim)):
+        return ()
+    if value.ndim == ndim and all(isinstance(stride, int) for stride in value.stride()):
+        order = tuple(sorted(range(ndim), key=lambda dim: -value.stride(dim)))
+        if is_dense(value.stride(), value.shape, order) and order[-1] == ndim - 1:
+            return order
+    raise Stop("its result is not dense in memory")
+
+
+def constant_value(node: Node) -> float | None:
+    """The number that fills a tensor made by `full`, if it is one."""
+    if node.target not in (aten.full.default, aten.scalar_tensor.default):
+        return None
+    value = node.args[1] if node.target is aten.full.default else node.args[0]
+    dtype = node.meta["val"].dtype
+    # A truth value or an integer would meet other promotion rules than a floating point literal does.
+    return float(value) if isinstance(value, int | float) and dtype.is_floating_point else None
+
+
+def _check_clone(node: Node) -> None:
+    wanted = node.kwargs.get("memory_format")
+    if wanted not in (None, torch.contiguous_format, torch.preserve_format):
+        raise Stop("a clone in another memory format")
+
+
+def _name(node: Node) -> str:
+    return str(node.target)

@@ -1,0 +1,163 @@
+"""Puts a grown Region into the graph: one node of ``postlude::region`` in place of all absorbed nodes."""
+
+import operator
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import sympy
+import torch
+from torch.fx import Graph, Node
+from torch.utils._sympy.functions import FloorDiv
+
+from postlude.capture.grow import Form, Growth, layout_order
+from postlude.capture.program import Source
+from postlude.capture.sizes import Size, same_shape
+from postlude.ir import Region, Yield, normalize, to_text, verify
+from postlude.op import MAX_RESULTS, overload
+
+aten = torch.ops.aten
+
+
+class NotExpressible(Exception):
+    """The Region can't be put into the graph; the message says why. The graph is untouched."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A Region ready to be put in: the normal form, the source of each operand, and the nodes each result stands for."""
+
+    region: Region
+    sources: tuple[Source, ...]
+    results: tuple[tuple[Node, ...], ...]
+    absorbed: tuple[Node, ...]
+
+
+def plan(growth: Growth) -> Plan:
+    """Decide the results and bring the Region to its normal form.
+
+    Raises:
+        NotExpressible: there are more results than the op has overloads for, or none.
+    """
+    absorbed = set(growth.absorbed)
+    results: dict[Yield, list[Node]] = {}
+    for node, value in growth.values.items():
+        if all(user in absorbed for user in node.users):
+            continue
+        axes = growth.program.types[value.name].axes
+        if value.form is Form.TILE and growth.program.types[value.name].column is None:
+            raise NotExpressible(f"{node.name} repeats one value along its columns")
+        order = layout_order(node.meta["val"], len(growth.batch) + 2)
+        results.setdefault(Yield(axes, node.meta["val"].dtype, value.name, order), []).append(node)
+    if not results:
+        raise NotExpressible("nothing of it is used")
+    if len(results) > MAX_RESULTS:
+        raise NotExpressible(f"it would have {len(results)} results, more than {MAX_RESULTS}")
+    region, origin = normalize(growth.program.region(tuple(results)))
+    verify(region)
+    sources = tuple(growth.program.sources[index] for index in origin)
+    return Plan(region, sources, tuple(map(tuple, results.values())), tuple(growth.absorbed))
+
+
+def put_in(graph: Graph, plan: Plan) -> Node:
+    """Replace the absorbed nodes by the op. The caller sorts the graph afterwards.
+
+    Raises:
+        NotExpressible: a symbolic size is not to be had in the graph.
+    """
+    sizes = SizeNodes(graph)
+    needed = [s.expand for s in plan.sources if s.expand] + [
+        tuple(node.meta["val"].shape) for nodes in plan.results for node in nodes
+    ]
+    for shape in needed:
+        for size in shape:
+            sizes.check(size)
+    positions = {node: index for index, node in enumerate(graph.nodes)}
+    anchor = max(plan.absorbed, key=positions.__getitem__)
+    with graph.inserting_after(anchor):
+        point = graph.call_function(operator.add, (0, 0))  # everything goes before this one
+    with graph.inserting_before(point):
+        operands = [_operand(graph, source, sizes) for source in plan.sources]
+        call = _call(graph, overload(len(plan.results)), to_text(plan.region), operands)
+        many = len(plan.results) > 1
+        for index, nodes in enumerate(plan.results):
+            result = _call(graph, operator.getitem, call, index) if many else call
+            for node in nodes:
+                replacement = result
+                if not same_shape(node.meta["val"].shape, result.meta["val"].shape):
+                    shape = [sizes.node(size) for size in node.meta["val"].shape]
+                    replacement = _call(graph, aten.reshape.default, result, shape)
+                node.replace_all_uses_with(
+                    replacement, delete_user_cb=lambda user: user not in plan.absorbed, propagate_meta=False
+                )
+    graph.erase_node(point)
+    for node in sorted(plan.absorbed, key=positions.__getitem__, reverse=True):
+        graph.erase_node(node)
+    return call
+
+
+def _operand(graph: Graph, source: Source, sizes: "SizeNodes") -> Node:
+    node = source.node
+    if source.expand is not None and not same_shape(node.meta["val"].shape, source.expand):
+        node = _call(graph, aten.expand.default, node, [sizes.node(size) for size in source.expand])
+    if source.squeeze:
+        node = _call(graph, aten.squeeze.dims, node, list(source.squeeze))
+    return node
+
+
+def _call(graph: Graph, target: Any, *arguments: Any) -> Node:
+    """A call with its fake value."""
+    node = graph.call_function(target, arguments)
+    values = torch.fx.node.map_arg(arguments, lambda n: n.meta["val"])
+    node.meta["val"] = target(*values)
+    return node
+
+
+class SizeNodes:
+    """Nodes (or plain ints) for sizes, symbolic ones composed from what the graph already has."""
+
+    def __init__(self, graph: Graph) -> None:
+        self.graph = graph
+        self.known: dict[sympy.Expr, Node] = {}
+        self.dims: dict[sympy.Expr, tuple[Node, int]] = {}
+        for node in graph.nodes:
+            value = node.meta.get("val")
+            if isinstance(value, torch.SymInt):
+                self.known.setdefault(value.node.expr, node)
+            elif node.op == "placeholder" and isinstance(value, torch.Tensor):
+                for dim, size in enumerate(value.shape):
+                    if isinstance(size, torch.SymInt):
+                        self.dims.setdefault(size.node.expr, (node, dim))
+
+    def check(self, size: Size) -> None:
+        """Raise NotExpressible where `node` would fail."""
+        if isinstance(size, torch.SymInt):
+            self._check(size.node.expr)
+
+    def node(self, size: Size) -> Node | int:
+        """The size as an argument of a node inserted now."""
+        return size if isinstance(size, int) else self._node(size.node.expr, size)
+
+    def _check(self, expression: sympy.Expr) -> None:
+        if expression.is_Integer or expression in self.known or expression in self.dims:
+            return
+        if expression.func not in _OPERATORS:
+            raise NotExpressible(f"the graph has no node for the size {expression}")
+        for part in expression.args:
+            self._check(part)
+
+    def _node(self, expression: sympy.Expr, like: torch.SymInt) -> Node | int:
+        if expression.is_Integer:
+            return int(expression)
+        if expression in self.known:
+            return self.known[expression]
+        if expression in self.dims:
+            return _call(self.graph, aten.sym_size.int, *self.dims[expression])
+        parts: Sequence[Any] = [self._node(part, like) for part in expression.args]
+        result = parts[0]
+        for part in parts[1:]:
+            result = _call(self.graph, _OPERATORS[expression.func], result, part)
+        return result  # type: ignore[no-any-return]
+
+
+_OPERATORS: dict[Any, Any] = {sympy.Add: operator.add, sympy.Mul: operator.mul, FloorDiv: operator.floordiv}
