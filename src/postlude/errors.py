@@ -47,3 +47,25 @@ class KernelLoadError(PostludeError):
             f"The compiled kernel {path} could not be loaded: {reason}. An object built by this version of Postlude on this machine"
             " was expected. Remove the cache folder and run again; if it stays, look whether the folder is mounted 'noexec'."
         )
+
+
+class DemoPackagesMissing(PostludeError):
+    """The packages of the `demo` extra are not installed."""
+
+    def __init__(self, package: str) -> None:
+        super().__init__(
+            f"The demo needs the package {package!r}, which is not installed. Install what the demo needs:"
+            " pip install 'postlude[demo]'"
+        )
+        self.package = package
+
+
+class EnvironmentUnsupported(PostludeError):
+    """torch.compile can't run here: this Python or this torch is not one that Postlude supports."""
+
+
+class OptionError(PostludeError):
+    """An option in ``torch.compile(..., options={...})`` has a value that it can't have."""
+
+    def __init__(self, name: str, value: object, expected: str) -> None:
+        super().__init__(f"options={{{name!r}: {value!r}}}: expected {expected}. See postlude.options.Options.")

@@ -21,3 +21,8 @@ def kernel(device: str, program: str) -> Callable[..., Any]:
         run(region, operands, tensors[count:])
 
     return interpret
+
+
+def reset() -> None:
+    """Forget all kernels that were looked up."""
+    kernel.cache_clear()

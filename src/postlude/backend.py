@@ -1,0 +1,109 @@
+"""The backend: what ``torch.compile(..., backend="postlude")`` calls.
+
+It is TorchInductor with one more graph pass. The pass sits in Inductor's `post_grad_custom_pre_pass`: there the forward
+and the backward graph pass by separately, decomposed, and the pass's `uuid` is part of the key of both compile caches, so
+compiled graphs are found again in another process, and never taken for plain Inductor's.
+"""
+
+import hashlib
+from collections.abc import Callable, Sequence
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch._inductor.custom_graph_pass import CustomGraphPass, CustomInferenceAwareGraphPass
+from torch.fx import Graph, GraphModule
+
+from postlude.capture import Captured, capture
+from postlude.options import Options
+from postlude.report import collect
+
+
+class RegionPass(CustomInferenceAwareGraphPass):
+    """Inductor's graph pass that puts Regions into one graph."""
+
+    def __init__(self, options: Options, first: Any = None) -> None:
+        self.options = options
+        #: A pass that was configured in the same place already, by the user or another package.
+        self.first = first
+
+    def __call__(self, graph: Graph, is_inference: bool) -> None:
+        """Rewrite `graph` in place."""
+        if isinstance(self.first, CustomInferenceAwareGraphPass):
+            self.first(graph, is_inference)
+        elif self.first is not None:
+            self.first(graph)
+        captured: list[Captured] = capture(graph, self.options.capture_settings())
+        collect(captured, is_inference)
+
+    def uuid(self) -> Any:
+        """Changes with the options and with every source file of the package."""
+        first = self.first.uuid() if isinstance(self.first, CustomGraphPass) else None
+        if self.first is not None and not first:
+            return None  # Inductor's sign for "do not cache"
+        return hashlib.sha256(f"{source_digest()}|{self.options.key()}|{first!r}".encode()).hexdigest()
+
+
+@lru_cache(maxsize=1)
+def source_digest() -> str:
+    """Digest of the package's own sources: another version of Postlude must not find this one's graphs."""
+    root = Path(__file__).parent
+    digest = hashlib.sha256()
+    for path in sorted(root.rglob("*")):
+        if path.suffix in (".py", ".h", ".cpp", ".c"):
+            digest.update(path.relative_to(root).as_posix().encode())
+            digest.update(path.read_bytes())
+    return digest.hexdigest()
+
+
+def postlude(
+    model: GraphModule,
+    inputs: Sequence[Any],
+    *,
+    mode: str | None = None,
+    options: dict[str, Any] | None = None,
+) -> Callable[..., Any]:
+    """Compile one graph that Dynamo captured.
+
+    Args:
+        model: the graph.
+        inputs: example inputs.
+        mode: as for Inductor ("default", "reduce-overhead", "max-autotune", ...).
+        options: Postlude's own (see `postlude.options.Options`), and any of Inductor's.
+
+    Raises:
+        OptionError: an own option has a value that it can't have.
+        RuntimeError: an option that neither Postlude nor Inductor knows.
+    """
+    from torch._inductor.compile_fx import compile_fx
+
+    own, inductor_options = Options.split(options)
+    _register_once()
+    config = torch._TorchCompileInductorWrapper(mode, inductor_options, None).config
+    config["post_grad_custom_pre_pass"] = RegionPass(own, config.get("post_grad_custom_pre_pass", _configured_pass()))
+    compiled: Callable[..., Any] = compile_fx(model, inputs, config_patches=config)
+    return compiled
+
+
+def _configured_pass() -> Any:
+    from torch._inductor import config
+
+    return config.post_grad_custom_pre_pass
+
+
+@lru_cache(maxsize=1)
+def _register_once() -> None:
+    from postlude.inductor import register
+
+    register()
+
+
+def _reset() -> None:
+    """`torch._dynamo.reset()` calls this: forget kernels, so that the next compile starts from nothing."""
+    from postlude import runtime
+
+    runtime.reset()
+
+
+postlude.reset = _reset  # type: ignore[attr-defined]

@@ -1,0 +1,50 @@
+"""Options of ``torch.compile(..., backend="postlude", options={...})`` that are Postlude's own."""
+
+from dataclasses import dataclass, fields
+from typing import Any
+
+from postlude.capture import Settings
+from postlude.errors import OptionError
+
+ROUNDINGS = ("once", "eager")
+
+
+@dataclass(frozen=True)
+class Options:
+    """Postlude's own options.
+
+    Attributes:
+        rounding: ``"once"``: an epilogue is float32 arithmetic, rounded where a result is stored. ``"eager"``: every op
+            rounds to the type that eager PyTorch would store there.
+        freeze: inference only: weights may be prepacked. A weight that changes is packed anew.
+        tune: measure each Region against what Inductor makes of it, and keep the faster.
+        fuse_all: keep every legal Region, also one that is not expected to pay. For tests and for looking at code.
+    """
+
+    rounding: str = "once"
+    freeze: bool = False
+    tune: bool = False
+    fuse_all: bool = False
+
+    def __post_init__(self) -> None:
+        if self.rounding not in ROUNDINGS:
+            raise OptionError("rounding", self.rounding, " or ".join(map(repr, ROUNDINGS)))
+        for name in ("freeze", "tune", "fuse_all"):
+            if not isinstance(getattr(self, name), bool):
+                raise OptionError(name, getattr(self, name), "True or False")
+
+    @classmethod
+    def split(cls, options: dict[str, Any] | None) -> "tuple[Options, dict[str, Any] | None]":
+        """Postlude's options, and the rest for Inductor (None if there is none)."""
+        names = {field.name for field in fields(cls)}
+        own = {key: value for key, value in (options or {}).items() if key in names}
+        rest = {key: value for key, value in (options or {}).items() if key not in names}
+        return cls(**own), rest or None
+
+    def key(self) -> str:
+        """Text that differs where the rewritten graph may differ."""
+        return repr(self)
+
+    def capture_settings(self) -> Settings:
+        """What capture needs to know."""
+        return Settings(eager_rounding=self.rounding == "eager")
