@@ -16,22 +16,13 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 import torch
 from torch import Tensor, nn
 
+from postlude.errors import DemoPackagesMissing
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from pathlib import Path
 
 Attention = Literal["sdpa", "eager"]
-
-
-class DemoPackagesMissing(RuntimeError):
-    """The packages of the `demo` extra are not installed."""
-
-    def __init__(self, package: str) -> None:
-        super().__init__(
-            f"the demo needs the package {package!r}, which is not installed. "
-            "Install the demo's packages with: pip install 'postlude[demo]'"
-        )
-        self.package = package
 
 
 class SentenceEncoder(nn.Module):

@@ -1,0 +1,70 @@
+"""The read limit of this machine: a plain loop that sums a buffer, with as many threads as the kernels have.
+
+What depends on memory speed is compared with this loop, measured in the same rounds, and not with a data sheet: on shared
+machines the limit drifts by a factor of two.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import tempfile
+from functools import lru_cache
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from postlude.targets.cpp import toolchain
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from torch import Tensor
+
+# Eight vectors per step keep enough loads in flight; the result is used so that no load can be dropped.
+SOURCE = r"""
+#include <cstdint>
+#include <cstring>
+typedef uint64_t Vector __attribute__((vector_size(64)));
+extern "C" uint64_t read_all(const char *data, int64_t bytes, int threads) {
+  uint64_t total = 0;
+#pragma omp parallel for num_threads(threads) schedule(static) reduction(^ : total)
+  for (int64_t block = 0; block < bytes / 4096; block++) {
+    Vector sums[8] = {};
+    for (int64_t at = 0; at < 4096; at += 512) {
+      for (int lane = 0; lane < 8; lane++) {
+        Vector value;
+        std::memcpy(&value, data + block * 4096 + at + lane * 64, 64);
+        sums[lane] ^= value;
+      }
+    }
+    for (int lane = 1; lane < 8; lane++) sums[0] ^= sums[lane];
+    for (int element = 0; element < 8; element++) total ^= sums[0][element];
+  }
+  return total;
+}
+"""
+
+
+@lru_cache(maxsize=1)
+def _library() -> ctypes.CDLL:
+    compiler = toolchain.compiler()
+    isa = toolchain.usable(toolchain.detect(), compiler)
+    with tempfile.TemporaryDirectory() as folder:
+        source, target = Path(folder) / "read.cpp", Path(folder) / "read.so"
+        source.write_text(SOURCE, encoding="utf-8")
+        done = compiler.run(["-O3", "-fPIC", "-w", *isa.flags, "-fopenmp", *compiler.shared, str(source), "-o", str(target)])
+        if done.returncode:
+            raise RuntimeError(f"the read loop did not compile: {done.stderr}")
+        library = ctypes.CDLL(str(target))
+    library.read_all.restype = ctypes.c_uint64
+    library.read_all.argtypes = [ctypes.c_void_p, ctypes.c_int64, ctypes.c_int]
+    return library
+
+
+def reader(tensor: Tensor, threads: int) -> Callable[[], int]:
+    """A call that reads the whole of a dense tensor once."""
+    library, size = _library(), tensor.numel() * tensor.element_size()
+
+    def read() -> int:
+        return int(library.read_all(tensor.data_ptr(), size, threads))
+
+    return read
