@@ -1,0 +1,631 @@
+// The driver: from a call to microkernels and epilogues. Compiled once, into the library of microkernels.
+//
+// Two ways to spread the work, chosen per group:
+//
+//   panels   One weight matrix for all rows. A task is one panel of columns times a range of rows; the epilogue runs on a tile
+//            that is still in L1. Groups that need whole rows write their accumulators to a shared buffer instead, and
+//            after a barrier the threads share out the rows. This splits the columns even where there is one row, and packs
+//            each panel of natural weights once, by the thread that needs it, in its L2.
+//   rows     Batched groups, and chains. A task is a range of rows of one batch item, from the first contraction to the last
+//            epilogue, in the thread's own buffers. Packed right operands are kept from one task to the next of an item.
+//
+// All tasks of a phase are taken from an atomic counter, so a thread that loses its core to another process delays only what
+// it has in hand.
+// Included by micro.cpp only.
+#ifndef POSTLUDE_GEMM_H
+#define POSTLUDE_GEMM_H
+
+#include <algorithm>
+#include <atomic>
+#include <cstdarg>
+#include <cstdio>
+
+#include <postlude/gemm_view.h>
+#include <postlude/micro_kernels.h>
+#include <postlude/micro_pack.h>
+
+namespace postlude {
+
+// Thread-local buffers that only grow. Slots at and above kPacked hold packed right operands, one per contraction.
+enum Slot : int { kSharedRows, kSharedLeft, kSharedCounters, kPanel, kTile, kRows, kNextEven, kNextOdd, kLeft, kLeftConverted, kPacked };
+constexpr int kMaxGroups = 16;
+constexpr int kSlots = kPacked + kMaxContractions * kMaxGroups;
+void *scratch(int slot, int64_t bytes);  // aligned to 64 bytes and padded by 64
+bool in_parallel_region();
+int may_use_threads(int wanted);  // 1 in a forked child, where the pool of threads does not exist
+
+// Below how many rows weights are used where they lie, because packing them would cost more than it saves.
+constexpr int64_t kDotRows = 48, kInPlaceRows = 12;
+// One thread's share of L2 that a packed panel may fill, and the shared buffers' sizes.
+constexpr int64_t kPanelBudget = 640 << 10, kRowsBudget = 8 << 20, kLeftBudget = 16 << 20, kKeepPacked = 4 << 20;
+
+enum class Form { packed, dot, in_place, pack };
+
+struct Right {
+  View view;
+  const char *packed = nullptr;
+};
+
+struct Left {
+  View view;
+  int shared = -1;      // index into the shared copies; -1: none
+  bool direct = false;  // the kernels read it where it lies
+};
+
+struct Group {
+  const GroupInfo *info = nullptr;
+  KernelSet kernels{};
+  Left left[kMaxContractions];
+  Right right[kMaxContractions];
+  int64_t batch = 1, m = 0, n = 0, k = 0;
+  int64_t width = 0, panels = 0;  // columns of a panel, panels of n
+  int64_t item = 0;               // bytes of an accumulator
+  bool chained = false;           // the left operand is the previous group's `next`
+  bool by_rows = false;
+  // panels: tasks of rows_each rows for the first `whole` panels, of tail_each rows for the others
+  int64_t whole = 0, rows_each = 0, tail_each = 0, tasks = 0, shared_at = 0;
+};
+
+// Rows [0, rows) in blocks of nearly equal size, none larger than a tile.
+struct Blocks {
+  int64_t count, base, longer;
+  explicit Blocks(int64_t rows)
+      : count((rows + kTileRows - 1) / kTileRows), base(count ? rows / count : 0), longer(count ? rows % count : 0) {}
+  int size(int64_t i) const { return static_cast<int>(base + (i < longer ? 1 : 0)); }
+};
+
+class Driver {
+ public:
+  Driver(const ProgramInfo &program, const PostludeCall &call, const void *tensors)
+      : program_(program), call_(call), tensors_(tensors) {}
+
+  int run() {
+    if (program_.count > kMaxGroups) return fail("this kernel has %d groups; the driver takes %d", program_.count, kMaxGroups);
+    for (int g = 0; g < program_.count; ++g)
+      if (const int code = prepare(g)) return code;
+    threads_ = in_parallel_region() ? 1 : may_use_threads(std::max(1, static_cast<int>(call_.threads)));
+    plan();
+    if (work_ < kSerialWork) threads_ = 1;
+    int64_t phases = 0;
+    for (int64_t s = 0; s < total_; s += super_) phases += 3;
+    counters_ = static_cast<Counter *>(scratch(kSharedCounters, (phases + program_.count) * static_cast<int64_t>(sizeof(Counter))));
+    for (int64_t i = 0; i < phases + program_.count; ++i) counters_[i].next.store(0, std::memory_order_relaxed);
+    shared_rows_ = shared_rows_bytes_ ? static_cast<char *>(scratch(kSharedRows, shared_rows_bytes_)) : nullptr;
+    shared_left_ = shared_left_bytes_ ? static_cast<char *>(scratch(kSharedLeft, shared_left_bytes_)) : nullptr;
+    if (threads_ == 1) {
+      work(false);
+    } else {
+#pragma omp parallel num_threads(threads_)
+      work(true);
+    }
+    return 0;
+  }
+
+ private:
+  struct alignas(64) Counter {
+    std::atomic<int64_t> next;
+  };
+  struct Rows {
+    const char *data;
+    int64_t stride;  // elements
+  };
+  struct SharedLeft {
+    View view;
+    Element as;
+    int64_t k, stride, at;  // stride in elements; `at` in bytes
+  };
+  // About one microsecond on two threads pays for waking the second: products, or elements of weights read.
+  static constexpr int64_t kSerialWork = 400000;
+
+  const ProgramInfo &program_;
+  const PostludeCall &call_;
+  const void *tensors_;
+  int threads_ = 1;
+  Group groups_[kMaxGroups];
+  SharedLeft lefts_[kMaxGroups * 2];
+  int left_count_ = 0;
+  int64_t total_ = 0, super_ = 1;  // rows of the panel groups; rows handled between barriers
+  int64_t panel_tasks_ = 0, grain_ = 1, work_ = 0;
+  bool whole_rows_ = false;
+  int64_t shared_rows_bytes_ = 0, shared_left_bytes_ = 0;
+  Counter *counters_ = nullptr;
+  char *shared_rows_ = nullptr, *shared_left_ = nullptr;
+
+#if defined(__GNUC__)
+  __attribute__((format(printf, 2, 3)))
+#endif
+  int fail(const char *format, ...) {
+    if (call_.message != nullptr && call_.message_size > 0) {
+      va_list arguments;
+      va_start(arguments, format);
+      std::vsnprintf(call_.message, call_.message_size, format, arguments);
+      va_end(arguments);
+    }
+    return 1;
+  }
+
+  // --- what the tensors say ---------------------------------------------------------------------------------------------
+
+  int check(int tensor, Element type, bool batched, bool may_lead) {
+    const DLTensor &t = call_.tensors[tensor];
+    const int bits = static_cast<int>(element_bytes(type) * 8), code = type == Element::bf16 ? 4 : 2;
+    if (t.dtype.code != code || t.dtype.bits != bits || t.dtype.lanes != 1)
+      return fail("tensor %d has dtype code %d with %d bits, this kernel was compiled for code %d with %d bits", tensor, t.dtype.code,
+                  t.dtype.bits, code, bits);
+    if (t.ndim < 2 || t.ndim > kMaxDims || (t.ndim > 2 && !batched && !may_lead))
+      return fail("tensor %d has %d dimensions, expected %s", tensor, t.ndim, batched || may_lead ? "2 to 16" : "2");
+    return 0;
+  }
+
+  int prepare(int index) {
+    const GroupInfo &info = program_.groups[index];
+    Group &g = groups_[index];
+    g.info = &info;
+    g.kernels = kernels_for(info.left_type, info.right_type);
+    g.width = panel_columns(info.right_type);
+    g.item = compute_bytes(info.right_type);
+    g.chained = info.left[0].tensor < 0;
+    if (g.chained && index == 0) return fail("the first group has no left operand");
+    for (int i = 0; i < info.contractions; ++i) {
+      const Source l = info.left[i], r = info.right[i];
+      if (const int code = check(r.tensor, info.right_type, info.batched, false)) return code;
+      g.right[i].view = view_of(call_.tensors[r.tensor], info.right_type, r.transposed, info.batched);
+      const View &right = g.right[i].view;
+      if (call_.packed != nullptr && right.batch.total == 1)
+        g.right[i].packed = static_cast<const char *>(call_.packed[r.tensor]);
+      int64_t batch = right.batch.total, m, k;
+      if (g.chained) {
+        const Group &before = groups_[index - 1];
+        m = before.m, k = before.n;
+        if (batch == 1) batch = before.batch;
+        if (batch != before.batch)
+          return fail("tensor %d has a batch of %lld, its left operand of %lld", r.tensor, static_cast<long long>(batch),
+                      static_cast<long long>(before.batch));
+      } else {
+        if (const int code = check(l.tensor, info.left_type, info.batched, !l.transposed)) return code;
+        g.left[i].view = view_of(call_.tensors[l.tensor], info.left_type, !l.transposed, info.batched);
+        const View &left = g.left[i].view;
+        if (left.batch.total != batch && left.batch.total != 1 && batch != 1)
+          return fail("tensors %d and %d have batches of %lld and %lld", l.tensor, r.tensor, static_cast<long long>(left.batch.total),
+                      static_cast<long long>(batch));
+        if (batch == 1) batch = left.batch.total;
+        m = left.rows.total, k = left.k;
+        g.left[i].direct = info.left_type == g.kernels.left && left.stride_k == 1 && left.rows.uniform();
+      }
+      if (right.k != k)
+        return fail("tensors %d and %d do not fit: the contracted sizes are %lld and %lld", l.tensor, r.tensor, static_cast<long long>(k),
+                    static_cast<long long>(right.k));
+      if (i > 0 && (batch != g.batch || m != g.m || right.rows.total != g.n))
+        return fail("contraction %d of group %d is [%lld, %lld, %lld], the first is [%lld, %lld, %lld]", i, index,
+                    static_cast<long long>(batch), static_cast<long long>(m), static_cast<long long>(right.rows.total),
+                    static_cast<long long>(g.batch), static_cast<long long>(g.m), static_cast<long long>(g.n));
+      g.batch = batch, g.m = m, g.n = right.rows.total, g.k = k;
+    }
+    g.panels = (g.n + g.width - 1) / g.width;
+    g.by_rows = g.info->batched || g.chained || g.info->feeds_next;
+    if (g.chained) groups_[index - 1].by_rows = true;
+    return 0;
+  }
+
+  // --- the plan ---------------------------------------------------------------------------------------------------------
+
+  Form form(const Group &g, const Right &r, int64_t rows, int64_t panel) const {
+    if (r.packed != nullptr) return Form::packed;
+    const View &v = r.view;
+    if (v.stride_k == 1 && rows <= kDotRows && g.k >= 16) return Form::dot;
+    if (v.rows.step() == 1 && rows <= kInPlaceRows && (panel + 1) * g.width <= g.n) return Form::in_place;
+    return Form::pack;
+  }
+
+  void plan() {
+    int64_t rows_bytes = 0, left_bytes = 0;
+    int64_t panel_work = 0, all_panels = 0;
+    for (int i = 0; i < program_.count; ++i) {
+      Group &g = groups_[i];
+      work_ += g.batch * g.n * g.info->contractions * (g.m * (g.k + 32) + (g.batch == 1 ? 2 * g.k : 0));
+      if (g.by_rows) continue;
+      total_ = g.m;
+      all_panels += g.panels;
+      panel_work += g.n * g.info->contractions * (g.m * (g.k + 32) + 16 * g.k);
+      if (g.info->whole_rows) {
+        whole_rows_ = true;
+        rows_bytes += g.info->contractions * g.panels * g.width * g.item;
+      }
+      for (int c = 0; c < g.info->contractions; ++c)
+        if (!g.left[c].direct) left_bytes += share_left(g, c);
+    }
+    if (total_ > 0) {
+      super_ = total_;
+      if (rows_bytes > 0) super_ = std::min(super_, std::max<int64_t>(96, kRowsBudget / rows_bytes));
+      if (left_bytes > 0) super_ = std::min(super_, std::max<int64_t>(96, kLeftBudget / left_bytes));
+      if (super_ < total_) super_ = round_up((total_ + (total_ + super_ - 1) / super_ - 1) / ((total_ + super_ - 1) / super_), kTileRows);
+      shared_rows_bytes_ = super_ * rows_bytes;
+      int64_t at = 0;
+      for (int i = 0; i < left_count_; ++i) {
+        lefts_[i].at = at;
+        at += round_up(super_ * lefts_[i].stride * element_bytes(lefts_[i].as), 64);
+      }
+      shared_left_bytes_ = at;
+    }
+    int64_t shared_at = 0;
+    for (int i = 0; i < program_.count; ++i) {
+      Group &g = groups_[i];
+      if (g.by_rows) continue;
+      g.shared_at = shared_at;
+      if (g.info->whole_rows) shared_at += g.info->contractions * g.panels * g.width * g.item * super_;
+      spread(g, all_panels);
+      panel_tasks_ += g.tasks;
+    }
+    if (panel_tasks_ > 0) {  // a handful of microseconds for each visit to the counter
+      const int64_t each = std::max<int64_t>(1, panel_work / std::max<int64_t>(1, panel_tasks_ * ((total_ + super_ - 1) / super_)));
+      grain_ = std::max<int64_t>(1, std::min<int64_t>(300000 / each, panel_tasks_ / (threads_ * 6)));
+    }
+  }
+
+  // A shared copy of a left operand, one for all contractions that read the same. Returns the new bytes per row.
+  int64_t share_left(Group &g, int c) {
+    const View &v = g.left[c].view;
+    for (int i = 0; i < left_count_; ++i) {
+      const View &have = lefts_[i].view;
+      if (have.data == v.data && lefts_[i].as == g.kernels.left && have.k == v.k && have.stride_k == v.stride_k && have.type == v.type &&
+          have.rows.count == v.rows.count && std::equal(v.rows.stride, v.rows.stride + v.rows.count, have.rows.stride)) {
+        g.left[c].shared = i;
+        return 0;
+      }
+    }
+    const int64_t stride = padded_stride(v.k, g.kernels.left);
+    lefts_[left_count_] = SharedLeft{v, g.kernels.left, v.k, stride, 0};
+    g.left[c].shared = left_count_++;
+    return stride * element_bytes(g.kernels.left);
+  }
+
+  // Row strides of whole cache lines, but not of whole pages: those fall into the same few sets of L1.
+  static int64_t padded_stride(int64_t k, Element type) {
+    const int64_t bytes = round_up(std::max<int64_t>(k, 1) * element_bytes(type), 64);
+    return (bytes % 1024 == 0 ? bytes + 64 : bytes) / element_bytes(type);
+  }
+
+  // Cuts a panel group into tasks.
+  void spread(Group &g, int64_t all_panels) {
+    const int64_t rows = super_;
+    if (g.panels == 0) return;
+    bool packs = false;
+    for (int c = 0; c < g.info->contractions; ++c) packs = packs || form(g, g.right[c], rows, 0) == Form::pack;
+    const auto pieces = [&](int64_t count) { return round_up((rows + count - 1) / count, kTileRows); };
+    g.whole = g.panels;
+    if (threads_ == 1) {
+      g.rows_each = rows;
+    } else if (packs) {  // a panel is packed anew for each range of rows, so as few ranges as there must be
+      if (all_panels >= threads_) {
+        g.rows_each = rows;
+        const int64_t tail = g.panels % threads_;
+        if (tail > 0 && g.panels < 8 * threads_ && rows >= 16 * kTileRows) g.whole = g.panels - tail, g.tail_each = pieces(threads_);
+      } else {
+        g.rows_each = pieces(std::max<int64_t>(1, std::min<int64_t>((2 * threads_ + all_panels - 1) / all_panels, rows / 48)));
+      }
+    } else {
+      const int64_t wanted = (8 * threads_ + all_panels - 1) / std::max<int64_t>(1, all_panels);
+      g.rows_each = pieces(std::max<int64_t>(1, std::min<int64_t>(wanted, rows / 24)));
+      g.rows_each = std::min<int64_t>(g.rows_each, 64 * kTileRows);
+    }
+    g.rows_each = std::max<int64_t>(g.rows_each, 1);
+    const auto ranges = [&](int64_t each) { return each > 0 ? (rows + each - 1) / each : 0; };
+    g.tasks = g.whole * ranges(g.rows_each) + (g.panels - g.whole) * ranges(g.tail_each);
+  }
+
+  // --- what each thread does ---------------------------------------------------------------------------------------------
+
+  template <class Body>
+  void take(int64_t phase, int64_t count, int64_t grain, Body body) {
+    if (threads_ == 1) {
+      for (int64_t t = 0; t < count; ++t) body(t);
+      return;
+    }
+    std::atomic<int64_t> &next = counters_[phase].next;
+    for (int64_t begin; (begin = next.fetch_add(grain, std::memory_order_relaxed)) < count;)
+      for (int64_t t = begin; t < std::min(begin + grain, count); ++t) body(t);
+  }
+
+  static void barrier(bool team) {
+    if (team) {
+#pragma omp barrier
+    }
+  }
+
+  void work(bool team) {
+    int64_t phase = 0;
+    for (int64_t first = 0; first < total_; first += super_, phase += 3) {
+      const int64_t rows = std::min(super_, total_ - first);
+      if (first > 0 && (left_count_ > 0 || whole_rows_)) barrier(team);  // the shared buffers are in use until here
+      if (left_count_ > 0) {
+        constexpr int64_t each = 2 * kTileRows;
+        const int64_t pieces = (rows + each - 1) / each;
+        take(phase, left_count_ * pieces, 1, [&](int64_t t) {
+          const int64_t begin = t % pieces * each;
+          fill_left(lefts_[t / pieces], first, begin, std::min(rows, begin + each));
+        });
+        barrier(team);
+      }
+      take(phase + 1, panel_tasks_, grain_, [&](int64_t t) { panel_task(t, first, rows); });
+      if (whole_rows_) {
+        barrier(team);
+        const int64_t each = std::max<int64_t>(1, std::min<int64_t>(16, rows / (threads_ * 4)));
+        take(phase + 2, (rows + each - 1) / each, 1,
+             [&](int64_t t) { finish_rows(first, t * each, std::min(rows, (t + 1) * each)); });
+      }
+    }
+    for (int g = 0; g < program_.count;) {
+      int end = g + 1;
+      while (end < program_.count && groups_[end].chained) ++end;
+      if (groups_[g].by_rows) chain(g, end, phase + g);
+      g = end;
+    }
+  }
+
+  void fill_left(const SharedLeft &shared, int64_t first, int64_t begin, int64_t end) {
+    copy_left(shared.view, 0, first + begin, end - begin, shared.as,
+              shared_left_ + shared.at + begin * shared.stride * element_bytes(shared.as), shared.stride);
+  }
+
+  static void copy_left(const View &v, int64_t item, int64_t row, int64_t rows, Element as, char *to, int64_t stride) {
+    if (v.rows.uniform()) {
+      copy_rows(as, to, stride, v.type, v.at(item, row), v.rows.step(), v.stride_k, rows, v.k);
+    } else {
+      for (int64_t r = 0; r < rows; ++r)
+        copy_rows(as, to + r * stride * element_bytes(as), stride, v.type, v.at(item, row + r), 0, v.stride_k, 1, v.k);
+    }
+  }
+
+  // Where the kernels find one panel of a right operand.
+  struct Panel {
+    MicroKernel kernel;
+    const char *data;
+    int64_t ldb;      // elements
+    int64_t per_k;    // bytes from one k to the next, over two k for bfloat16 pairs
+    int64_t per;      // how many k these bytes are for
+  };
+
+  Panel panel(const Group &g, int c, int64_t p, int64_t item, int64_t rows, char *room) const {
+    const Right &r = g.right[c];
+    const Element e = g.info->right_type;
+    const View &v = r.view;
+    const int64_t bytes = element_bytes(e), per = e == Element::bf16 ? 2 : 1;
+    switch (form(g, r, rows, p)) {
+      case Form::packed: return {g.kernels.panel, r.packed + p * panel_bytes(e, g.k), 0, kPanelBytes, per};
+      case Form::dot: return {g.kernels.dot, v.at(item, p * g.width), v.rows.step(), bytes, 1};
+      case Form::in_place: return {g.kernels.in_place, v.at(item, p * g.width), v.stride_k, v.stride_k * bytes, 1};
+      case Form::pack: break;
+    }
+    pack_right(g, c, p, item, room);
+    return {g.kernels.panel, room, 0, kPanelBytes, per};
+  }
+
+  static void pack_right(const Group &g, int c, int64_t p, int64_t item, char *room) {
+    const View &v = g.right[c].view;
+    const int64_t columns = std::min(g.width, g.n - p * g.width);
+    pack_panel_fast(g.info->right_type, room, v.at(item, p * g.width), v.stride_k, v.rows.step(), g.k, columns);
+  }
+
+  void panel_task(int64_t task, int64_t first, int64_t rows) {
+    int index = 0;
+    for (;; ++index) {
+      const Group &g = groups_[index];
+      if (g.by_rows) continue;
+      if (task < g.tasks) break;
+      task -= g.tasks;
+    }
+    const Group &g = groups_[index];
+    const int64_t ranges = (super_ + g.rows_each - 1) / g.rows_each;
+    int64_t p, begin, each = g.rows_each;
+    if (task < g.whole * ranges) {
+      p = task / ranges, begin = task % ranges * each;
+    } else {
+      task -= g.whole * ranges;
+      each = g.tail_each;
+      const int64_t tail = (super_ + each - 1) / each;
+      p = g.whole + task / tail, begin = task % tail * each;
+    }
+    const int64_t end = std::min(rows, begin + each);
+    if (begin >= end) return;
+    Rows left[kMaxContractions];
+    for (int c = 0; c < g.info->contractions; ++c) {
+      const Left &l = g.left[c];
+      if (l.direct) {
+        left[c] = {l.view.at(0, first + begin), l.view.rows.step()};
+      } else {
+        const SharedLeft &s = lefts_[l.shared];
+        left[c] = {shared_left_ + s.at + begin * s.stride * element_bytes(s.as), s.stride};
+      }
+    }
+    one_panel(g, 0, p, left, first + begin, end - begin, super_, g.info->whole_rows ? begin : -1);
+  }
+
+  // Rows times one panel of each contraction. shared_row < 0: the epilogue follows; else accumulators go to the shared rows.
+  void one_panel(const Group &g, int64_t item, int64_t p, const Rows *left, int64_t row, int64_t rows, int64_t pack_rows,
+                 int64_t shared_row) {
+    const int contractions = g.info->contractions;
+    const Element e = g.info->right_type;
+    const int64_t room_bytes = round_up(panel_bytes(e, g.k), 64), left_bytes = element_bytes(g.kernels.left);
+    const int columns = static_cast<int>(std::min(g.width, g.n - p * g.width));
+    char *room = static_cast<char *>(scratch(kPanel, room_bytes * contractions));
+    Panel b[kMaxContractions];
+    for (int c = 0; c < contractions; ++c) b[c] = panel(g, c, p, item, pack_rows, room + c * room_bytes);
+
+    const Blocks blocks(rows);
+    int64_t depth = g.k;  // k at a time, so that a panel stays in L2 while the rows pass
+    const int64_t k_bytes = std::max<int64_t>(1, panel_bytes(e, 2) / 2) * contractions;
+    if (blocks.count > 1 && g.k * k_bytes > kPanelBudget)
+      depth = round_up((g.k + (g.k * k_bytes + kPanelBudget - 1) / kPanelBudget - 1) / ((g.k * k_bytes + kPanelBudget - 1) / kPanelBudget), kChain);
+    const bool split = depth < g.k;
+
+    const int64_t full = g.panels * g.width;  // a shared row
+    const int64_t ldc = shared_row >= 0 ? full : g.width;
+    char *c_base[kMaxContractions];
+    if (shared_row >= 0) {
+      for (int c = 0; c < contractions; ++c)
+        c_base[c] = shared_rows_ + g.shared_at + ((c * super_ + shared_row) * full + p * g.width) * g.item;
+    } else {
+      const int64_t bytes = (split ? rows : kTileRows) * g.width * g.item;
+      char *tile = static_cast<char *>(scratch(kTile, bytes * contractions));
+      for (int c = 0; c < contractions; ++c) c_base[c] = tile + c * bytes;
+    }
+    int64_t k0 = 0;
+    do {
+      const int64_t k1 = std::min(g.k, k0 + depth);
+      int64_t at = 0;
+      for (int64_t i = 0; i < blocks.count; ++i) {
+        const int size = blocks.size(i);
+        void *acc[kMaxContractions];
+        for (int c = 0; c < contractions; ++c) {
+          acc[c] = c_base[c] + (shared_row >= 0 || split ? at * ldc * g.item : 0);
+          b[c].kernel(k1 - k0, left[c].data + (at * left[c].stride + k0) * left_bytes, left[c].stride, b[c].data + k0 / b[c].per * b[c].per_k,
+                      b[c].ldb, acc[c], ldc, size, columns, k0 > 0);
+        }
+        if (shared_row < 0 && k1 == g.k)
+          g.info->epilogue(tensors_, row + at, size, p * g.width, columns, acc, ldc, nullptr, 0);
+        at += size;
+      }
+      k0 = k1;
+    } while (k0 < g.k);
+  }
+
+  // Epilogues of the groups that need whole rows, for rows of the shared buffer.
+  void finish_rows(int64_t first, int64_t begin, int64_t end) {
+    for (int i = 0; i < program_.count; ++i) {
+      const Group &g = groups_[i];
+      if (g.by_rows || !g.info->whole_rows) continue;
+      const int64_t full = g.panels * g.width;
+      void *acc[kMaxContractions];
+      for (int c = 0; c < g.info->contractions; ++c) acc[c] = shared_rows_ + g.shared_at + (c * super_ + begin) * full * g.item;
+      g.info->epilogue(tensors_, first + begin, end - begin, 0, g.n, acc, full, nullptr, 0);
+    }
+  }
+
+  // --- by rows -----------------------------------------------------------------------------------------------------------
+
+  // Groups [g0, g1): one chain, or one batched group.
+  void chain(int g0, int g1, int64_t phase) {
+    const Group &head = groups_[g0];
+    if (head.m == 0 || head.batch == 0) return;
+    int64_t per_row = 0;  // bytes of accumulators
+    int64_t products = 0;  // in a row
+    for (int i = g0; i < g1; ++i) {
+      const Group &g = groups_[i];
+      per_row += (g.info->contractions + 1) * g.panels * g.width * g.item;
+      products += g.k * g.n * g.info->contractions;
+    }
+    const bool columns_first = g1 == g0 + 1 && !head.info->whole_rows;  // no rows to keep: panels outside, epilogue on the tile
+    int64_t each = head.m;
+    if (!columns_first) each = std::max<int64_t>(kTileRows, std::min(each, (256 << 10) / std::max<int64_t>(1, per_row) / kTileRows * kTileRows));
+    if (threads_ > 1) {  // enough tasks to keep all threads busy to the end, but not so many that packing dominates
+      const int64_t wanted = (4 * threads_ + head.batch - 1) / head.batch;
+      const int64_t least = std::max<int64_t>(kTileRows, std::min<int64_t>(48, head.m / threads_));
+      each = std::min(each, std::max(least, (head.m + wanted - 1) / wanted));
+    }
+    each = std::max<int64_t>(1, (head.m + (head.m + each - 1) / each - 1) / ((head.m + each - 1) / each));
+    const int64_t ranges = (head.m + each - 1) / each;
+    const int64_t tasks = head.batch * ranges;
+    const int64_t grain = std::max<int64_t>(1, std::min(300000 / std::max<int64_t>(1, each * products), tasks / (threads_ * 4)));
+    int64_t kept[kMaxGroups * kMaxContractions];  // the batch item whose packed form a slot holds
+    std::fill(kept, kept + kMaxGroups * kMaxContractions, int64_t{-1});
+    take(phase, tasks, grain, [&](int64_t t) {
+      const int64_t item = t / ranges, begin = t % ranges * each;
+      const int64_t rows = std::min(head.m, begin + each) - begin;
+      if (rows > 0) chain_task(g0, g1, item, begin, rows, columns_first, kept);
+    });
+  }
+
+  void chain_task(int g0, int g1, int64_t item, int64_t begin, int64_t rows, bool columns_first, int64_t *kept) {
+    const char *fed = nullptr;
+    int64_t fed_stride = 0;
+    for (int i = g0; i < g1; ++i) {
+      const Group &g = groups_[i];
+      const int contractions = g.info->contractions;
+      const int64_t left_bytes = element_bytes(g.kernels.left);
+      Rows left[kMaxContractions];
+      left_rows(g, item, begin, rows, fed, fed_stride, left);
+      const int64_t flat = item * g.m + begin;
+      if (columns_first) {
+        for (int64_t p = 0; p < g.panels; ++p) one_panel(g, item, p, left, flat, rows, rows, -1);
+        continue;
+      }
+      const int64_t full = g.panels * g.width;
+      char *sums = static_cast<char *>(scratch(kRows, contractions * rows * full * g.item));
+      const Blocks blocks(rows);
+      for (int c = 0; c < contractions; ++c) {
+        const Element e = g.info->right_type;
+        const int64_t each = round_up(panel_bytes(e, g.k), 64);
+        const bool keep = each * g.panels <= kKeepPacked;
+        const int slot = kPacked + i * kMaxContractions + c;
+        char *room = static_cast<char *>(scratch(keep ? slot : kPanel, keep ? each * g.panels : each));
+        int64_t &holds = kept[i * kMaxContractions + c];
+        const int64_t source = g.right[c].view.batch.total == 1 ? 0 : item;
+        char *out = sums + c * rows * full * g.item;
+        for (int64_t p = 0; p < g.panels; ++p) {
+          const int columns = static_cast<int>(std::min(g.width, g.n - p * g.width));
+          char *place = keep ? room + p * each : room;
+          Panel b;
+          if (keep && holds == source && form(g, g.right[c], g.m, p) == Form::pack)
+            b = {g.kernels.panel, place, 0, 0, 1};
+          else
+            b = panel(g, c, p, source, g.m, place);
+          int64_t at = 0;
+          for (int64_t r = 0; r < blocks.count; ++r) {
+            const int size = blocks.size(r);
+            b.kernel(g.k, left[c].data + at * left[c].stride * left_bytes, left[c].stride, b.data, b.ldb,
+                     out + (at * full + p * g.width) * g.item, full, size, columns, false);
+            at += size;
+          }
+        }
+        holds = keep ? source : -1;
+      }
+      char *next = nullptr;
+      int64_t next_stride = 0;
+      if (g.info->feeds_next) {
+        const Element e = groups_[i + 1].info->left_type;
+        next_stride = (g.n * element_bytes(e) + 127) / 64 * 64;
+        next = static_cast<char *>(scratch(i % 2 == 0 ? kNextEven : kNextOdd, rows * next_stride));
+        fed = next, fed_stride = next_stride / element_bytes(e);
+      }
+      void *acc[kMaxContractions];
+      for (int c = 0; c < contractions; ++c) acc[c] = sums + c * rows * full * g.item;
+      g.info->epilogue(tensors_, flat, rows, 0, g.n, acc, full, next, next_stride);
+    }
+  }
+
+  // The left rows of a task, in a form that the kernels read.
+  void left_rows(const Group &g, int64_t item, int64_t begin, int64_t rows, const char *fed, int64_t fed_stride, Rows *left) const {
+    const Element as = g.kernels.left;
+    const int64_t stride = padded_stride(g.k, as);
+    if (g.chained) {
+      Rows all{fed, fed_stride};
+      if (g.info->left_type != as) {
+        char *to = static_cast<char *>(scratch(kLeftConverted, rows * stride * element_bytes(as)));
+        copy_rows(as, to, stride, g.info->left_type, fed, fed_stride, 1, rows, g.k);
+        all = {to, stride};
+      }
+      for (int c = 0; c < g.info->contractions; ++c) left[c] = all;
+      return;
+    }
+    char *room = nullptr;
+    for (int c = 0; c < g.info->contractions; ++c) {
+      const Left &l = g.left[c];
+      if (l.direct) {
+        left[c] = {l.view.at(l.view.batch.total == 1 ? 0 : item, begin), l.view.rows.step()};
+        continue;
+      }
+      if (c > 0 && g.info->left[c].tensor == g.info->left[0].tensor && g.info->left[c].transposed == g.info->left[0].transposed) {
+        left[c] = left[0];
+        continue;
+      }
+      const int64_t bytes = rows * stride * element_bytes(as);
+      if (room == nullptr) room = static_cast<char *>(scratch(kLeft, bytes * g.info->contractions));
+      copy_left(l.view, l.view.batch.total == 1 ? 0 : item, begin, rows, as, room + c * bytes, stride);
+      left[c] = {room + c * bytes, stride};
+    }
+  }
+};
+
+}  // namespace postlude
+
+#endif

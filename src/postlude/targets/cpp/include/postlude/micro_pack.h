@@ -1,0 +1,210 @@
+// Fast packing in the library: panels of right operands, and rows of left operands whose type or strides the kernels
+// cannot read. What is not worth a fast path falls back to pack.h's plain loops.
+// Included by micro.cpp only.
+#ifndef POSTLUDE_MICRO_PACK_H
+#define POSTLUDE_MICRO_PACK_H
+
+#include <postlude/micro_vector.h>
+
+namespace postlude {
+
+// --- transposition of 32-bit elements (floats, or pairs of bfloat16) ------------------------------------------------------
+// rows[i] holds kLanes<float> elements of row i; afterwards rows[i] holds column i.
+
+#if defined(POSTLUDE_AVX512)
+POSTLUDE_INLINE void transpose(__m512i (&r)[16]) {
+  __m512i t[16];
+  POSTLUDE_UNROLL for (int i = 0; i < 8; ++i) {  // pairs of rows: 32-bit interleave
+    t[2 * i] = _mm512_unpacklo_epi32(r[2 * i], r[2 * i + 1]);
+    t[2 * i + 1] = _mm512_unpackhi_epi32(r[2 * i], r[2 * i + 1]);
+  }
+  POSTLUDE_UNROLL for (int i = 0; i < 4; ++i) {  // fours of rows: each 128-bit lane now holds one column's four elements
+    r[4 * i] = _mm512_unpacklo_epi64(t[4 * i], t[4 * i + 2]);
+    r[4 * i + 1] = _mm512_unpackhi_epi64(t[4 * i], t[4 * i + 2]);
+    r[4 * i + 2] = _mm512_unpacklo_epi64(t[4 * i + 1], t[4 * i + 3]);
+    r[4 * i + 3] = _mm512_unpackhi_epi64(t[4 * i + 1], t[4 * i + 3]);
+  }
+  POSTLUDE_UNROLL for (int c = 0; c < 4; ++c) {  // lane l of r[4 i + c] is column 4 l + c of rows 4 i .. 4 i + 3
+    t[c] = _mm512_shuffle_i32x4(r[c], r[4 + c], 0x88);
+    t[4 + c] = _mm512_shuffle_i32x4(r[c], r[4 + c], 0xDD);
+    t[8 + c] = _mm512_shuffle_i32x4(r[8 + c], r[12 + c], 0x88);
+    t[12 + c] = _mm512_shuffle_i32x4(r[8 + c], r[12 + c], 0xDD);
+  }
+  POSTLUDE_UNROLL for (int c = 0; c < 4; ++c) {
+    r[c] = _mm512_shuffle_i32x4(t[c], t[8 + c], 0x88);
+    r[8 + c] = _mm512_shuffle_i32x4(t[c], t[8 + c], 0xDD);
+    r[4 + c] = _mm512_shuffle_i32x4(t[4 + c], t[12 + c], 0x88);
+    r[12 + c] = _mm512_shuffle_i32x4(t[4 + c], t[12 + c], 0xDD);
+  }
+}
+using TransposeVector = __m512i;
+POSTLUDE_INLINE __m512i transpose_load(const void *p) { return _mm512_loadu_si512(p); }
+POSTLUDE_INLINE void transpose_store(void *p, __m512i v) { _mm512_storeu_si512(p, v); }
+#elif defined(POSTLUDE_AVX2)
+POSTLUDE_INLINE void transpose(__m256i (&r)[8]) {
+  __m256i t[8];
+  POSTLUDE_UNROLL for (int i = 0; i < 4; ++i) {
+    t[2 * i] = _mm256_unpacklo_epi32(r[2 * i], r[2 * i + 1]);
+    t[2 * i + 1] = _mm256_unpackhi_epi32(r[2 * i], r[2 * i + 1]);
+  }
+  POSTLUDE_UNROLL for (int i = 0; i < 2; ++i) {
+    r[4 * i] = _mm256_unpacklo_epi64(t[4 * i], t[4 * i + 2]);
+    r[4 * i + 1] = _mm256_unpackhi_epi64(t[4 * i], t[4 * i + 2]);
+    r[4 * i + 2] = _mm256_unpacklo_epi64(t[4 * i + 1], t[4 * i + 3]);
+    r[4 * i + 3] = _mm256_unpackhi_epi64(t[4 * i + 1], t[4 * i + 3]);
+  }
+  POSTLUDE_UNROLL for (int c = 0; c < 4; ++c) {
+    t[c] = _mm256_permute2x128_si256(r[c], r[4 + c], 0x20);
+    t[4 + c] = _mm256_permute2x128_si256(r[c], r[4 + c], 0x31);
+  }
+  POSTLUDE_UNROLL for (int c = 0; c < 8; ++c) r[c] = t[c];
+}
+using TransposeVector = __m256i;
+POSTLUDE_INLINE __m256i transpose_load(const void *p) { return _mm256_loadu_si256(static_cast<const __m256i *>(p)); }
+POSTLUDE_INLINE void transpose_store(void *p, __m256i v) { _mm256_storeu_si256(static_cast<__m256i *>(p), v); }
+#else
+using TransposeVector = VecU;
+POSTLUDE_INLINE void transpose(VecU (&r)[4]) {
+  VecU t[4];
+  for (int i = 0; i < 4; ++i)
+    for (int j = 0; j < 4; ++j) t[i][j] = r[j][i];
+  for (int i = 0; i < 4; ++i) r[i] = t[i];
+}
+POSTLUDE_INLINE VecU transpose_load(const void *p) { return load_bits(p); }
+POSTLUDE_INLINE void transpose_store(void *p, VecU v) { store_bits(p, v); }
+#endif
+
+constexpr int kTransposed = kLanes<float>;  // the square's side
+
+// to[c * to_stride + r] = from row r, element c, for `rows` <= kTransposed rows of whole 32-bit elements; rows past the end
+// are zero. Strides in bytes.
+POSTLUDE_INLINE void transpose_square(char *to, int64_t to_stride, const char *from, int64_t from_stride, int rows) {
+  TransposeVector r[kTransposed];
+  if (rows == kTransposed) {
+    POSTLUDE_UNROLL for (int i = 0; i < kTransposed; ++i) r[i] = transpose_load(from + i * from_stride);
+  } else {
+    POSTLUDE_UNROLL for (int i = 0; i < kTransposed; ++i) r[i] = i < rows ? transpose_load(from + i * from_stride) : TransposeVector{};
+  }
+  transpose(r);
+  POSTLUDE_UNROLL for (int i = 0; i < kTransposed; ++i) transpose_store(to + i * to_stride, r[i]);
+}
+
+// --- right operands: one panel -----------------------------------------------------------------------------------------------
+
+// [n, k] with k contiguous. `unit`: elements in 32 bits.
+inline void pack_panel_rows(Element e, char *to, const char *from, int64_t stride_n, int64_t k, int64_t columns) {
+  const int64_t bytes = element_bytes(e), unit = 4 / bytes, whole = k / (kTransposed * unit) * kTransposed;  // in 32-bit units
+  const int64_t w = panel_columns(e);
+  for (int64_t u = 0; u < whole; u += kTransposed)
+    for (int64_t c = 0; c < round_up(columns, kTransposed); c += kTransposed)
+      transpose_square(to + (u * w + c) * 4, w * 4, from + c * stride_n * bytes + u * 4, stride_n * bytes,
+                       static_cast<int>(columns - c < kTransposed ? columns - c : kTransposed));
+  if (whole * unit < k) {
+    pack_panel(e, to + whole * w * 4, from + whole * 4, 1, stride_n, k - whole * unit, columns);
+  }
+}
+
+// [k, n] with n contiguous, a whole panel of 32-bit elements.
+inline void pack_panel_copy(char *to, const char *from, int64_t stride_k, int64_t k) {
+  for (int64_t i = 0; i < k; ++i, to += kPanelBytes, from += stride_k)
+    POSTLUDE_UNROLL for (int v = 0; v < kTileVectors; ++v) store_bits(to + v * kVectorBytes, load_bits(from + v * kVectorBytes));
+}
+
+#if defined(POSTLUDE_AVX512)
+// [k, n] with n contiguous, a whole panel of bfloat16: two rows become one row of pairs.
+inline void pack_panel_interleave(char *to, const char *from, int64_t stride_k, int64_t k) {
+  for (int64_t i = 0; i < k; i += 2, to += kPanelBytes, from += 2 * stride_k) {
+    POSTLUDE_UNROLL for (int v = 0; v < kTileVectors; ++v) {
+      const __m512i even = _mm512_cvtepu16_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i *>(from + 32 * v)));
+      const __m512i odd = i + 1 < k
+          ? _mm512_cvtepu16_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i *>(from + stride_k + 32 * v)))
+          : _mm512_setzero_si512();
+      _mm512_storeu_si512(to + 64 * v, _mm512_or_si512(even, _mm512_slli_epi32(odd, 16)));
+    }
+  }
+}
+#endif
+
+// Any strides (in elements). The same bytes as pack_panel, but for columns past the last vector in use, which stay unwritten.
+inline void pack_panel_fast(Element e, void *to_, const void *from_, int64_t stride_k, int64_t stride_n, int64_t k, int64_t columns) {
+  auto *to = static_cast<char *>(to_);
+  const auto *from = static_cast<const char *>(from_);
+  const bool whole = columns == panel_columns(e);
+  if ((e == Element::f32 || e == Element::bf16) && stride_k == 1) return pack_panel_rows(e, to, from, stride_n, k, columns);
+  if ((e == Element::f32 || e == Element::f64) && stride_n == 1 && whole)
+    return pack_panel_copy(to, from, stride_k * element_bytes(e), k);
+#if defined(POSTLUDE_AVX512)
+  if (e == Element::bf16 && stride_n == 1 && whole) return pack_panel_interleave(to, from, stride_k * 2, k);
+#endif
+  pack_panel(e, to, from, stride_k, stride_n, k, columns);
+}
+
+// --- left operands: rows with k contiguous, in a type that the kernels read ----------------------------------------------------
+
+template <class To, class From>
+POSTLUDE_INLINE To convert(From x) {
+  if constexpr (sizeof(From) == 2 && sizeof(To) == 4) {
+    return to_float(x);
+  } else if constexpr (sizeof(From) == 2) {
+    return To{x.bits};
+  } else {
+    return static_cast<To>(x);
+  }
+}
+
+template <class To, class From>
+void copy_rows_as(To *to, int64_t to_stride, const From *from, int64_t stride_row, int64_t stride_k, int64_t rows, int64_t k) {
+  if (stride_k == 1) {
+    for (int64_t r = 0; r < rows; ++r) {
+      To *out = to + r * to_stride;
+      const From *in = from + r * stride_row;
+      int64_t i = 0;
+      if constexpr (sizeof(To) == sizeof(From)) {
+        std::memcpy(out, in, static_cast<size_t>(k) * sizeof(To));
+        i = k;
+      } else if constexpr (sizeof(From) == 2) {
+        for (; i + kLanes<float> <= k; i += kLanes<float>) store(out + i, load(in + i));
+      }
+      for (; i < k; ++i) out[i] = convert<To>(in[i]);
+    }
+    return;
+  }
+  constexpr int64_t block = 16;
+  for (int64_t r0 = 0; r0 < rows; r0 += block) {
+    const int64_t r1 = r0 + block < rows ? r0 + block : rows;
+    int64_t k0 = 0;
+    if constexpr (sizeof(To) == 4 && sizeof(From) == 4) {
+      if (stride_row == 1)
+        for (; k0 + kTransposed <= k; k0 += kTransposed)
+          for (int64_t r = r0; r + kTransposed <= r1; r += kTransposed)
+            transpose_square(reinterpret_cast<char *>(to + r * to_stride + k0), to_stride * 4,
+                             reinterpret_cast<const char *>(from + r + k0 * stride_k), stride_k * 4, kTransposed);
+    }
+    const int64_t squares = k0 > 0 ? r0 + (r1 - r0) / kTransposed * kTransposed : r0;  // rows done up to k0
+    for (int64_t b = 0; b < k; b += block) {
+      const int64_t end = b + block < k ? b + block : k;
+      for (int64_t r = r0; r < r1; ++r)
+        for (int64_t i = r < squares && b < k0 ? k0 : b; i < end; ++i)
+          to[r * to_stride + i] = convert<To>(from[r * stride_row + i * stride_k]);
+    }
+  }
+}
+
+// Strides in elements. `as` is what the kernels read: the same type, or float for bfloat16 and float16.
+inline void copy_rows(Element as, void *to, int64_t to_stride, Element type, const void *from, int64_t stride_row, int64_t stride_k,
+                      int64_t rows, int64_t k) {
+  if (as == Element::f64)
+    copy_rows_as(static_cast<double *>(to), to_stride, static_cast<const double *>(from), stride_row, stride_k, rows, k);
+  else if (as == Element::bf16)
+    copy_rows_as(static_cast<bfloat16 *>(to), to_stride, static_cast<const bfloat16 *>(from), stride_row, stride_k, rows, k);
+  else if (type == Element::bf16)
+    copy_rows_as(static_cast<float *>(to), to_stride, static_cast<const bfloat16 *>(from), stride_row, stride_k, rows, k);
+  else if (type == Element::f16)
+    copy_rows_as(static_cast<float *>(to), to_stride, static_cast<const float16 *>(from), stride_row, stride_k, rows, k);
+  else
+    copy_rows_as(static_cast<float *>(to), to_stride, static_cast<const float *>(from), stride_row, stride_k, rows, k);
+}
+
+}  // namespace postlude
+
+#endif
