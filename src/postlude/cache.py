@@ -65,7 +65,7 @@ class CacheWarning(UserWarning):
     """The cache folder can't be used; compiled kernels are kept for this process only."""
 
 
-class _FolderRefused(OSError):
+class _FolderRefusedError(OSError):
     """The folder exists and must not be used."""
 
 
@@ -74,21 +74,27 @@ def _make_private(folder: Path) -> None:
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     except FileExistsError as error:
-        raise _FolderRefused(f"{folder} is not a folder") from error
+        raise _FolderRefusedError(f"{folder} is not a folder") from error
     status = folder.lstat()
     if stat.S_ISLNK(status.st_mode):
         # A link is as good as the folder it names: check that one, and the link's own owner.
         if hasattr(os, "geteuid") and status.st_uid != os.geteuid():
-            raise _FolderRefused(f"{folder} is a link that belongs to another user")
+            raise _FolderRefusedError(f"{folder} is a link that belongs to another user")
         status = folder.stat()
     if not stat.S_ISDIR(status.st_mode):
-        raise _FolderRefused(f"{folder} is not a folder")
+        raise _FolderRefusedError(f"{folder} is not a folder")
     if not hasattr(os, "geteuid"):
         return
     if status.st_uid != os.geteuid():
-        raise _FolderRefused(f"{folder} belongs to another user (uid {status.st_uid})")
+        raise _FolderRefusedError(f"{folder} belongs to another user (uid {status.st_uid})")
     if status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
-        raise _FolderRefused(f"{folder} can be written by others (mode {stat.S_IMODE(status.st_mode):04o}; make it 0700)")
+        raise _FolderRefusedError(f"{folder} can be written by others (mode {stat.S_IMODE(status.st_mode):04o}; make it 0700)")
+
+
+def _remove_own(folder: Path, owner: int) -> None:
+    """Remove a temporary folder at exit, in the process that made it and not in its forked children."""
+    if os.getpid() == owner:
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def _digest(path: Path) -> str:
@@ -127,13 +133,12 @@ class Cache:
     def _move_to_private(self, reason: OSError) -> None:
         with self._lock:
             folder = Path(tempfile.mkdtemp(prefix="postlude-"))
-            owner = os.getpid()
-            atexit.register(lambda: os.getpid() == owner and shutil.rmtree(folder, ignore_errors=True))
+            atexit.register(_remove_own, folder, os.getpid())
             for name in ("objects", "building", "locks"):
                 (folder / name).mkdir(mode=0o700)
             self._folder = folder
             self._ready = True
-        why = str(reason) if isinstance(reason, _FolderRefused) else f"{reason.strerror or reason} ({self.root})"
+        why = str(reason) if isinstance(reason, _FolderRefusedError) else f"{reason.strerror or reason} ({self.root})"
         warnings.warn(
             f"The cache folder can't be used: {why}. Kernels compiled by this process are kept in {folder} until it ends."
             " Make the folder writable for you alone, or name another one in POSTLUDE_CACHE_DIR.",
@@ -154,6 +159,10 @@ class Cache:
 
     def _entry(self, key: str) -> Path:
         return self._folder / "objects" / key[:2] / key
+
+    def unlock_after_fork(self) -> None:
+        """Called in the child of a fork."""
+        self._lock = threading.RLock()
 
     # Entries ---------------------------------------------------------------------------------------------------------
 
@@ -288,6 +297,7 @@ class Cache:
         return found
 
     def size(self) -> int:
+        """Bytes of all entries."""
         return sum(size for _, size, _ in self.entries())
 
     def prune(self, limit: int | None = None) -> int:
@@ -341,6 +351,18 @@ def _try_lock(descriptor: int) -> bool:
 
 _caches: dict[Path, Cache] = {}
 _caches_lock = threading.Lock()
+
+
+def _after_fork() -> None:
+    """Other threads may have held the locks at the fork; they do not exist in the child."""
+    global _caches_lock
+    _caches_lock = threading.Lock()
+    for cache in _caches.values():
+        cache.unlock_after_fork()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)
 
 
 def folder() -> Path:

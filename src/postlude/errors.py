@@ -21,8 +21,8 @@ class CompilerFailed(PostludeError):
 
     def __init__(self, compiler: str, reason: str) -> None:
         super().__init__(
-            f"The C++ compiler {compiler} could not be used: {reason or 'it gave no reason'}. A g++ (10 or later) or clang++ (12 or"
-            " later) that compiles C++20 was expected. Set the environment variable CXX to the command of another one."
+            f"The C++ compiler {compiler} could not be used: {reason or 'it gave no reason'}. A g++ (10 or later) or clang++"
+            " (12 or later) that compiles C++20 was expected. Set the environment variable CXX to the command of another one."
         )
 
 
@@ -31,9 +31,9 @@ class KernelBuildError(PostludeError):
 
     def __init__(self, source: str, command: str, errors: str) -> None:
         super().__init__(
-            f"A generated kernel did not compile. The compiler's first errors:\n{errors}\nThe source is kept in {source}; the command"
-            f" was: {command}\nThis is a fault in Postlude or an unusual compiler: try another one through the environment variable"
-            " CXX, and please report it with the source file."
+            f"A generated kernel did not compile. The compiler's first errors:\n{errors}\nThe source is kept in {source};"
+            f" the command was: {command}\nThis is a fault in Postlude or an unusual compiler: try another one through the"
+            " environment variable CXX, and please report it with the source file."
         )
         self.source = source
         self.command = command
@@ -44,8 +44,8 @@ class KernelLoadError(PostludeError):
 
     def __init__(self, path: str, reason: str) -> None:
         super().__init__(
-            f"The compiled kernel {path} could not be loaded: {reason}. An object built by this version of Postlude on this machine"
-            " was expected. Remove the cache folder and run again; if it stays, look whether the folder is mounted 'noexec'."
+            f"The compiled kernel {path} could not be loaded: {reason}. An object built by this version of Postlude on"
+            " this machine was expected. Remove the cache folder and run again; if it stays, look whether the folder is mounted 'noexec'."
         )
 
 

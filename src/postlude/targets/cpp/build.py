@@ -58,6 +58,7 @@ def include_digest() -> str:
 
 
 def key_of(source: str, compiler: Compiler, flags: Sequence[str]) -> str:
+    """The cache key of an object."""
     parts = (str(ABI_VERSION), include_digest(), compiler.identity, "\0".join(flags), source)
     return hashlib.sha256("\0\0".join(parts).encode()).hexdigest()
 
@@ -132,7 +133,7 @@ class _Workers:
                 continue
             try:
                 future.set_result(job())
-            except BaseException as error:  # noqa: BLE001  whatever it is, it belongs to whoever waits
+            except BaseException as error:  # whatever it is, it belongs to whoever waits
                 future.set_exception(error)
 
 
@@ -244,7 +245,7 @@ def submit_micro(isa: Isa | None = None) -> "Future[Path]":
 
 
 def load_library(path: Path) -> ctypes.CDLL:
-    """dlopen with local symbols: every Region's object exports the same names."""
+    """Load with local symbols: every Region's object exports the same names."""
     try:
         return ctypes.CDLL(str(path), mode=getattr(os, "RTLD_LOCAL", 0) | getattr(os, "RTLD_NOW", 0))
     except OSError as error:

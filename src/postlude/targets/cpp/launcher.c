@@ -125,6 +125,7 @@ typedef struct {
   PyObject_HEAD
   void *buffer;
   size_t bytes;
+  int64_t uses;     /* calls that took it */
   PyObject *keep;   /* holds the memory at `data`, unchanged, for as long as this lives */
   const void *data; /* what the tensor looked like */
   int32_t ndim;
@@ -152,6 +153,7 @@ static void packed_dealloc(PyObject *self) {
 
 static PyMemberDef packed_members[] = {
     {"nbytes", T_PYSSIZET, offsetof(Packed, bytes), READONLY, "bytes of the packed form"},
+    {"uses", T_LONGLONG, offsetof(Packed, uses), READONLY, "calls that took the packed form"},
     {NULL},
 };
 
@@ -308,6 +310,7 @@ static int find_packed(Kernel *kernel, Py_ssize_t which, PyObject *object, Packe
   Entry *entry = table_find(table, tensor.data);
   if (entry) {
     if (entry->packed && same_description(entry->packed, &tensor)) {
+      ++entry->packed->uses;
       *out = (Packed *)Py_NewRef((PyObject *)entry->packed);
       return 0;
     }
@@ -464,6 +467,7 @@ static PyObject *kernel_pack(PyObject *self, PyObject *args) {
   Packed *packed = PyObject_New(Packed, packed_type);
   if (!packed) return NULL;
   packed->keep = NULL;
+  packed->uses = 0;
   packed->bytes = (size_t)bytes;
   packed->buffer = allocate(packed->bytes);
   if (!packed->buffer) {
@@ -567,6 +571,26 @@ static PyObject *kernel_status(PyObject *self, PyObject *args) {
   return PyUnicode_FromString(same_description(entry->packed, &tensor) ? "packed" : "changed");
 }
 
+static PyObject *kernel_packed(PyObject *self, PyObject *args) {
+  Py_ssize_t index;
+  PyObject *address;
+  if (!PyArg_ParseTuple(args, "nO!:packed", &index, &PyLong_Type, &address)) return NULL;
+  void *data = PyLong_AsVoidPtr(address);
+  if (!data && PyErr_Occurred()) return NULL;
+  Table *table = table_of((Kernel *)self, index);
+  if (!table) return NULL;
+  Entry *entry = data ? table_find(table, data) : NULL;
+  return Py_NewRef(entry && entry->packed ? (PyObject *)entry->packed : Py_None);
+}
+
+static PyObject *address_of_tensor(PyObject *module, PyObject *object) {
+  DLTensor tensor;
+  (void)module;
+  if (!torch.stable) return PyErr_Format(PyExc_RuntimeError, "this torch can't tell an address without writing");
+  if (describe(object, 0, 0, &tensor)) return NULL;
+  return PyLong_FromVoidPtr(tensor.data);
+}
+
 static PyObject *kernel_repr(PyObject *self) {
   Kernel *kernel = (Kernel *)self;
   return PyUnicode_FromFormat("<postlude.Kernel %R, %zd operands, %zd frozen>", kernel->path, kernel->operands,
@@ -580,6 +604,7 @@ static PyMethodDef kernel_methods[] = {
     {"use_packed", kernel_use_packed, METH_VARARGS, "use_packed(index, packed)"},
     {"use_natural", kernel_use_natural, METH_VARARGS, "use_natural(index, address, patience)"},
     {"forget", kernel_forget, METH_VARARGS, "forget(index, address): whether there was something to forget"},
+    {"packed", kernel_packed, METH_VARARGS, "packed(index, address): the Packed, or None"},
     {"status", kernel_status, METH_VARARGS, "status(index, tensor): 'packed', 'natural', 'changed' or 'unknown'"},
     {NULL},
 };
@@ -646,6 +671,7 @@ static PyObject *configure(PyObject *module, PyObject *args) {
 
 static PyMethodDef module_methods[] = {
     {"configure", configure, METH_VARARGS, "configure(tensor_type, functions, impl_offset, dtypes): whether weights can be frozen"},
+    {"address", address_of_tensor, METH_O, "address(tensor): of its first element; does not count as a write"},
     {NULL},
 };
 

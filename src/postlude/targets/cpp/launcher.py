@@ -5,8 +5,8 @@
 
 `load` gives the `Kernel` of the C extension in launcher.c, which is compiled once per Python and torch-independent; a call with
 five tensors costs a few tenths of a microsecond. Where it can't be compiled (Python's headers are missing) or this torch lacks
-the C functions that it needs, `load` gives a `SlowKernel`, which does the same through ctypes in some ten microseconds, and says
-so once.
+the C functions that it needs, `load` gives a `SlowKernel`, which does the same through ctypes in some twenty microseconds,
+and says so once.
 
 Operands are expected to be what a CPU kernel of the dispatcher gets: dense CPU tensors with no pending conjugation or negation.
 Inside a graph and below the dispatcher that is always so. Tensors that require grad, parameters, views, 0-d and empty tensors
@@ -31,7 +31,6 @@ from typing import Any, Protocol
 
 import torch
 
-from postlude import cache
 from postlude.errors import KernelBuildError, KernelLoadError
 from postlude.targets.cpp import build, toolchain
 
@@ -72,7 +71,9 @@ class Kernel(Protocol):
     path: str
     operands: int
 
-    def __call__(self, *tensors: torch.Tensor) -> None: ...
+    def __call__(self, *tensors: torch.Tensor) -> None:
+        """Run on operands and results."""
+        ...
 
     def pack_size(self, index: int, tensor: torch.Tensor) -> int:
         """Bytes of the packed form of right operand `index`; 0 where it is never packed."""
@@ -124,9 +125,10 @@ def _capsule_pointer(capsule: object, name: bytes) -> int:
 def _impl_offset() -> int:
     """Where a tensor object holds its TensorImpl, or 0 if that is not plainly visible.
 
-    Reading the pointer saves some 40 ns per tensor over asking for `_cdata`. It is only done where several kinds of tensors agree.
+    Reading the pointer saves some 40 ns per tensor over asking for `_cdata`. Done only where several kinds of tensors agree.
     """
-    samples = [torch.empty(2), torch.empty(2, requires_grad=True), torch.nn.Parameter(torch.empty(2)), torch.empty(3)[1:]]
+    plain = torch.empty(2, device="cpu")
+    samples = [plain, plain[1:], plain.clone().requires_grad_(), torch.nn.Parameter(plain)]
     for offset in _OFFSETS:
         if all(ctypes.c_void_p.from_address(id(tensor) + offset).value == tensor._cdata for tensor in samples):
             return offset
@@ -140,7 +142,7 @@ def _scalar_types(functions: dict[str, int]) -> dict[int, tuple[int, int]]:
     get = ctypes.CFUNCTYPE(ctypes.c_int32, ctypes.c_void_p, ctypes.POINTER(ctypes.c_int32))(functions["aoti_torch_get_dtype"])
     table = {}
     for dtype, description in _DTYPES.items():
-        tensor, number = torch.empty(1, dtype=dtype), ctypes.c_int32(-1)
+        tensor, number = torch.empty(1, dtype=dtype, device="cpu"), ctypes.c_int32(-1)
         impl = ctypes.c_void_p(tensor._cdata)
         if get(ctypes.addressof(impl), ctypes.byref(number)) == 0:
             table[number.value] = description
@@ -186,7 +188,7 @@ def _import_extension(path: Path) -> ModuleType:
 
 
 _extension_lock = threading.Lock()
-_extension: ModuleType | None | bool = False  # False: not tried yet
+_extension: ModuleType | bool | None = False  # False: not tried yet
 
 
 def extension() -> ModuleType | None:
@@ -211,8 +213,8 @@ def _load_extension() -> ModuleType | None:
         else:
             reason = str(error).splitlines()[0]
         warnings.warn(
-            f"Postlude's launcher can't be compiled: {reason}. Kernels are called through ctypes, which costs about ten microseconds"
-            " more per call, and weights are not frozen.",
+            f"Postlude's launcher can't be compiled: {reason}. Kernels are called through ctypes, which costs some twenty"
+            " microseconds more per call, and weights are not frozen.",
             stacklevel=3,
         )
         return None
@@ -227,6 +229,17 @@ def can_freeze() -> bool:
 
 _kernels: dict[tuple[str, int, int], Kernel] = {}
 _kernels_lock = threading.Lock()
+
+
+def _after_fork() -> None:
+    """Other threads may have held the locks at the fork; they do not exist in the child."""
+    global _extension_lock, _kernels_lock
+    _extension_lock = threading.Lock()
+    _kernels_lock = threading.Lock()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)
 
 
 def load(path: Path | str, *, operands: int = 0, micro: int | None = None) -> Kernel:
@@ -290,6 +303,7 @@ class SlowKernel:
         self._run = library.postlude_run
 
     def __call__(self, *tensors: torch.Tensor) -> None:
+        """Run on operands and results."""
         described = [_describe(tensor, index) for index, tensor in enumerate(tensors)]
         message = ctypes.create_string_buffer(1024)
         call = _Call(
@@ -306,12 +320,14 @@ class SlowKernel:
             raise RuntimeError(f"Postlude kernel failed (code {status}): {text}")
 
     def pack_size(self, index: int, tensor: torch.Tensor) -> int:
+        """Nothing is packed."""
         return 0
 
     def pack(self, index: int, tensor: torch.Tensor, keep: object) -> None:
-        return None
+        """Nothing is packed."""
 
     def frozen(self, handler: object, indices: tuple[int, ...]) -> "SlowKernel":
+        """The kernel itself."""
         return self
 
 
@@ -339,13 +355,3 @@ def submit() -> None:
     """Start building what every call needs, in the background: the launcher and the microkernels."""
     build.submit_micro()
     threading.Thread(target=extension, name="postlude-launcher", daemon=True).start()
-
-
-def kernels() -> list[str]:
-    """Paths of the objects loaded by this process."""
-    with _kernels_lock:
-        return sorted({path for path, _, _ in _kernels})
-
-
-def cache_folder() -> Path:
-    return cache.folder()

@@ -24,8 +24,9 @@ from postlude.errors import CompilerFailed, CompilerNotFound
 
 _NAMES = ("g++", "clang++", "c++")
 
-#: Flags of every compilation. Many objects with equal names live in one process, so nothing in them may be unified by name: inline
-#: functions are hidden, and GCC's unique symbols (below) are off. Contraction to FMA is wanted; NaN, Inf, -0.0 must behave as in ATen, so no -ffast-math.
+#: Flags of every compilation. Many objects with equal names live in one process, so nothing in them may be unified by
+#: name: inline functions are hidden, and GCC's unique symbols (below) are off. Contraction to FMA is wanted; NaN, Inf and
+#: -0.0 must behave as in ATen, so no -ffast-math.
 _COMMON = (
     "-std=c++20",
     "-O3",
@@ -94,6 +95,7 @@ class Compiler:
 
     @property
     def flags(self) -> tuple[str, ...]:
+        """Flags of every compilation with this compiler."""
         own = ("-fno-gnu-unique",) if self.gcc else ()
         return (*_COMMON, *own, "-fopenmp") if self.openmp else (*_COMMON, *own)
 
@@ -102,18 +104,19 @@ class Compiler:
         """Flags that link a shared object (undefined symbols are looked up in the running process on macOS)."""
         return ("-shared", "-undefined", "dynamic_lookup") if "apple" in self.target else ("-shared",)
 
-    def run(self, arguments: Iterable[str], *, input: str | None = None) -> subprocess.CompletedProcess[str]:
+    def run(self, arguments: Iterable[str], *, stdin: str | None = None) -> subprocess.CompletedProcess[str]:
+        """Run the compiler; what it says and returns is for the caller to judge."""
         try:
-            return _run((*self.command, *arguments), input)
+            return _run((*self.command, *arguments), stdin)
         except (OSError, subprocess.TimeoutExpired) as error:
             raise CompilerFailed(self.identity, str(error)) from error
 
 
-def _run(command: tuple[str, ...], input: str | None = None) -> subprocess.CompletedProcess[str]:
+def _run(command: tuple[str, ...], stdin: str | None = None) -> subprocess.CompletedProcess[str]:
     """Run a compiler with messages in English, whatever the user's locale."""
     return subprocess.run(
         command,
-        input=input,
+        input=stdin,
         capture_output=True,
         text=True,
         errors="replace",
@@ -206,6 +209,7 @@ def parse_cpuinfo(text: str) -> frozenset[str]:
 
 
 def parse_sysctl(text: str) -> frozenset[str]:
+    """Features as macOS names them: AVX2 -> avx2."""
     return frozenset(word.lower().replace(".", "_") for word in text.split())
 
 
