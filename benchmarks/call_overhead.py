@@ -10,8 +10,9 @@ from __future__ import annotations
 import statistics
 
 import torch
-from common import TORCH_MODES, arguments, compile_mode, interleave, save, table
 from torch import Tensor, nn
+
+from common import TORCH_MODES, arguments, compile_mode, interleave, save, table
 
 SHORT, LONG = 4, 36
 BACKENDS = ("inductor", "postlude")
@@ -37,9 +38,7 @@ def main() -> None:
     options = arguments(__doc__, backends={"nargs": "+", "choices": BACKENDS, "default": list(BACKENDS)})
     torch.manual_seed(0)
     x = torch.randn(8, 8)
-    chains = {
-        (depth, relu): Chain(depth, relu).eval().requires_grad_(False) for depth in (SHORT, LONG) for relu in (True, False)
-    }
+    chains = {(depth, relu): Chain(depth, relu).eval().requires_grad_(False) for depth in (SHORT, LONG) for relu in (True, False)}
     calls = {}
     for backend in options.backends:
         for (depth, relu), chain in chains.items():

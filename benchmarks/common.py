@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+import tempfile
 import time
 import warnings
 from dataclasses import dataclass
@@ -89,19 +90,17 @@ def compile_mode(model: nn.Module, inputs: tuple[Tensor, ...], mode: Mode) -> Ca
 
 def onnxruntime_session(model: nn.Module, inputs: tuple[Tensor, ...], threads: int) -> Callable[[], Tensor]:
     """The model in ONNX Runtime's CPU provider, all graph optimizations on, float32 only."""
-    import io
-
     import onnxruntime
 
-    buffer = io.BytesIO()
     names = [f"input{number}" for number in range(len(inputs))]
-    with warnings.catch_warnings():
+    with tempfile.NamedTemporaryFile(suffix=".onnx") as file, warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        torch.onnx.export(model, inputs, buffer, input_names=names, opset_version=17, dynamo=False)
+        torch.onnx.export(model, inputs, file.name, input_names=names, opset_version=17, dynamo=False)
+        graph = Path(file.name).read_bytes()
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = threads
     options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_ALL
-    session = onnxruntime.InferenceSession(buffer.getvalue(), options, providers=["CPUExecutionProvider"])
+    session = onnxruntime.InferenceSession(graph, options, providers=["CPUExecutionProvider"])
     feed = {name: value.numpy() for name, value in zip(names, inputs, strict=True)}
     return lambda: torch.from_numpy(session.run(None, feed)[0])
 

@@ -16,6 +16,7 @@ import time
 from pathlib import Path
 
 import torch
+
 from common import arguments, compile_mode, console, save, table
 
 BACKENDS = ("inductor", "postlude")
@@ -24,7 +25,6 @@ BACKENDS = ("inductor", "postlude")
 def worker(backend: str, dtype: str, threads: int) -> None:
     """Compile and run once in this process; prints the seconds as JSON."""
     from common import DTYPES, TORCH_MODES
-
     from postlude.demo import minilm
 
     torch.set_num_threads(threads)

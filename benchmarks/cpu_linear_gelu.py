@@ -6,9 +6,12 @@ how much of the read limit (a plain read loop over as many bytes, in the same ro
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import torch
+from torch import Tensor, nn
+
 from common import (
     DTYPES,
     TORCH_MODES,
@@ -23,7 +26,6 @@ from common import (
     table,
 )
 from read_bandwidth import reader
-from torch import Tensor, nn
 
 SIZES = (
     (1, 4096, 1024),
@@ -64,8 +66,7 @@ def calls_of(model: Layers, inputs: tuple[Tensor, ...], modes: list[str], option
         elif name == "eager":
             calls[name] = lambda: model(*inputs)
         elif len(inputs) == 1:
-            single, values = Layers(1, *model.linears[0].weight.shape).eval(), tuple(x.float() for x in inputs)
-            single.load_state_dict(model.state_dict())
+            single, values = copy.deepcopy(model).float(), (inputs[0].float(),)
             try:
                 if name == "openvino":
                     calls[name] = openvino_model(single, values, options.threads, dtype)

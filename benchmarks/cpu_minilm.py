@@ -11,6 +11,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 import torch
+
 from common import (
     DTYPES,
     TORCH_MODES,
@@ -25,7 +26,6 @@ from common import (
     save,
     table,
 )
-
 from postlude.demo import minilm
 
 if TYPE_CHECKING:

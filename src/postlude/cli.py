@@ -220,9 +220,7 @@ def show_demo(report: Report) -> None:
 
 @app.command()
 def explain(
-    target: Annotated[
-        str, typer.Argument(help="package.module:name or path/to/file.py:name, see above.")
-    ],
+    target: Annotated[str, typer.Argument(help="package.module:name or path/to/file.py:name, see above.")],
     source: Annotated[bool, typer.Option("--source", help="Also print the generated code.")] = False,
 ) -> None:
     """Show every GEMM of a model or function, what was fused with it, and what stopped further fusion.
@@ -271,4 +269,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

@@ -101,10 +101,10 @@ def compile_finding(backend: str, *, trace: bool = False) -> Finding:
             raise
         return Finding(subject, "problem", f"failed: {first_line(error)}", "The full error: postlude doctor --trace")
     seconds = time.perf_counter() - start
-    error = float((got.double() - layer(x.double(), weight.double())).abs().max())
-    if error > 1e-4:
-        return Finding(subject, "problem", f"a small layer came out wrong by {error:.1e}", "Please report this.")
-    return Finding(subject, "ok", f"a small layer compiled and ran in {seconds:.1f} s, error {error:.0e}")
+    distance = float((got.double() - layer(x.double(), weight.double())).abs().max())
+    if distance > 1e-4:
+        return Finding(subject, "problem", f"a small layer came out wrong by {distance:.1e}", "Please report this.")
+    return Finding(subject, "ok", f"a small layer compiled and ran in {seconds:.1f} s, error {distance:.0e}")
 
 
 def processor() -> str:
@@ -185,16 +185,13 @@ def cache_finding() -> Finding:
 
     folder = cache.folder()
     lost = "Kernels are rebuilt in every process. Make the folder writable, or set POSTLUDE_CACHE_DIR to another."
-    if not folder.exists():
-        parent = next(path for path in folder.parents if path.exists())
-        if os.access(parent, os.W_OK):
-            return Finding("cache", "ok", f"{folder} (not created yet)")
-        return Finding("cache", "note", f"{folder} cannot be created: {parent} is not writable", lost)
+    place = next(path for path in (folder, *folder.parents) if path.exists())
+    if not os.access(place, os.W_OK):
+        return Finding("cache", "note", f"{folder}: {'it' if place == folder else place} is not writable", lost)
+    if place != folder:
+        return Finding("cache", "ok", f"{folder} (not created yet)")
     store = cache.Cache(folder)
-    text = f"{folder}: {len(store.entries())} kernels, {store.size() / 2**20:.1f} MiB"
-    if not os.access(folder, os.W_OK):
-        return Finding("cache", "note", f"{text}, not writable", lost)
-    return Finding("cache", "ok", text)
+    return Finding("cache", "ok", f"{folder}: {len(store.entries())} kernels, {store.size() / 2**20:.1f} MiB")
 
 
 def examine(backend: str = "postlude", *, trace: bool = False) -> list[Finding]:

@@ -129,5 +129,5 @@ def separate_copy(model: nn.Module) -> nn.Module:
     own: Callable[..., Any] = types.FunctionType(
         forward.__code__.replace(), forward.__globals__, forward.__name__, forward.__defaults__, forward.__closure__
     )
-    twin.forward = types.MethodType(own, twin)  # type: ignore[method-assign]
+    twin.forward = types.MethodType(own, twin)
     return twin

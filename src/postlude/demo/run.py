@@ -154,9 +154,7 @@ def run(
     )
 
 
-def _measure(
-    modes: dict[str, Callable[[Tensor, Tensor], Tensor]], tokens: minilm.Tokens, quick: bool, ours: str
-) -> Point:
+def _measure(modes: dict[str, Callable[[Tensor, Tensor], Tensor]], tokens: minilm.Tokens, quick: bool, ours: str) -> Point:
     calls = {name: (lambda call=call: call(*tokens.arguments)) for name, call in modes.items()}
     timings = interleave(calls, rounds=5 if quick else 9, seconds=0.05)
     best = min((timing for name, timing in timings.items() if name != ours), key=lambda timing: timing.median)
