@@ -7,9 +7,11 @@ import sys
 from typing import TYPE_CHECKING
 
 import pytest
+from torch._inductor.exc import InductorError
 from typer.testing import CliRunner
 
 from postlude import cli, doctor
+from postlude.cli import TargetNotFound
 from postlude.demo.timing import Timing, geometric_mean, interleave
 
 if TYPE_CHECKING:
@@ -79,6 +81,17 @@ def test_a_missing_compiler_is_a_note_with_the_remedy(monkeypatch: pytest.Monkey
     assert (compiler.state, target.state) == ("note", "note")
     assert "no-such-compiler" in compiler.text
     assert "stay with Inductor" in target.text
+    result = run("demo", "--quick")
+    assert result.exit_code == 1
+    assert "no-such-compiler" in result.stderr
+    assert "Traceback" not in result.output
+
+
+def test_an_error_is_recognised_inside_the_wrapping_of_torch() -> None:
+    cause = TargetNotFound("model.py", "it is a test")
+    wrapped = InductorError(cause, None)
+    assert cli.known_cause(wrapped) is cause
+    assert cli.known_cause(ValueError()) is None
 
 
 def test_a_failing_back_end_is_a_problem_not_a_traceback() -> None:

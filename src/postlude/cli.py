@@ -59,13 +59,25 @@ class Dtype(StrEnum):
     bfloat16 = "bfloat16"
 
 
+def known_cause(error: BaseException | None) -> PostludeError | None:
+    """The Postlude error that `error` is or wraps: Dynamo and Inductor wrap what a back-end raises."""
+    while error is not None and not isinstance(error, PostludeError):
+        error = getattr(error, "inner_exception", None) or error.__cause__ or error.__context__
+    return error
+
+
 @contextmanager
 def clear_errors() -> Iterator[None]:
     """Turn an error that a user can meet into its message and exit code 1."""
     try:
         yield
-    except PostludeError as error:
-        messages.print(f"[red]postlude:[/] {escape(str(error))}", soft_wrap=True)
+    except typer.Exit:
+        raise
+    except Exception as error:
+        known = known_cause(error)
+        if known is None:
+            raise
+        messages.print(f"[red]postlude:[/] {escape(str(known))}", soft_wrap=True)
         raise typer.Exit(1) from None
     except KeyboardInterrupt:
         messages.print("postlude: interrupted")

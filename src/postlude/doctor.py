@@ -213,6 +213,9 @@ def require_compile() -> None:
     for finding in (python_finding(), torch_finding()):
         if finding.state == "problem":
             raise EnvironmentUnsupported(f"{finding.subject} {finding.text}. {finding.remedy}")
+    from postlude.targets.cpp import toolchain
+
+    toolchain.compiler()  # Inductor needs one on a CPU too; where there is none, this error says more than Inductor's
 
 
 def compiler_version() -> str | None:

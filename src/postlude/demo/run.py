@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
+    from postlude.explain import ExplainedRegion
+
 QUERIES = (
     "How do I make better sauce?",
     "Software that is slow because of memory access",
@@ -178,7 +180,15 @@ def _error(embedding: Tensor, exact: Tensor) -> Error:
 def _fusion(model: minilm.SentenceEncoder, tokens: minilm.Tokens) -> Fusion:
     from postlude import explain
 
+    # Dynamo's state is reset on the way, so this comes after everything that uses compiled models.
     explanation = explain(minilm.separate_copy(model), *tokens.arguments)
-    kinds = Counter(" + ".join(("GEMM", *region.ops_absorbed)) for region in explanation.regions)
-    fused = sum(1 for region in explanation.regions if region.target != "unfused")
-    return Fusion(fused, len(explanation.regions), [(count, text) for text, count in kinds.most_common()])
+    kinds = Counter(_kind(region) for region in explanation.regions if region.fused)
+    return Fusion(explanation.fused_gemms, explanation.gemms, [(count, text) for text, count in kinds.most_common()])
+
+
+def _kind(region: ExplainedRegion) -> str:
+    from postlude.explain import summary
+
+    gemms = "GEMM" if region.gemms == 1 else f"{region.gemms} GEMMs"
+    absorbed = summary(region.ops_absorbed)
+    return f"{gemms} + {absorbed}" if absorbed else gemms
