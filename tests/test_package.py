@@ -68,8 +68,8 @@ def test_back_end_is_found_without_an_import(wheel: Path, tmp_path: Path) -> Non
     program = """
 import sys, torch
 x, weight = torch.randn(24, 40), torch.randn(40, 56)
-layer = torch.compile(lambda x: torch.relu(x @ weight), backend="postlude")
 assert "postlude" not in sys.modules
+layer = torch.compile(lambda x: torch.relu(x @ weight), backend="postlude")
 torch.testing.assert_close(layer(x), torch.relu(x @ weight))
 print(sys.modules["postlude"].__file__)
 """

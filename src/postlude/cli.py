@@ -42,6 +42,10 @@ messages = Console(stderr=True, highlight=False)
 MARKS = {"ok": "[green]ok[/]", "note": "[yellow]note[/]", "problem": "[red]problem[/]"}
 
 
+# Above this spread of the rounds, the demo says that the machine is busy. On an idle machine it is 0.01 to 0.03.
+BUSY = 0.15
+
+
 class TargetNotFound(PostludeError):
     """What `postlude explain` was asked to explain cannot be had."""
 
@@ -225,6 +229,8 @@ def show_demo(report: Report) -> None:
     view.add_row("geometric mean", "", *[""] * len(report.errors), f"{report.mean_speedup:.2f}x")
     output.print(view)
     output.print()
+    if any(timing.spread > BUSY for point in report.points for timing in point.timings.values()):
+        output.print("[yellow]The timings vary a lot: something else is running on this machine, so take them as rough.[/]")
     seconds = ", ".join(f"{name} {value:.1f} s" for name, value in report.compile_seconds.items())
     output.print(f"Speed-up: {report.ours} over the faster of the others at each point.")
     output.print(f"Compiled in this run: {seconds}. A process that finds kernels in the caches starts faster.")
