@@ -1,0 +1,28 @@
+"""Postlude: matrix multiplications with what follows them, as one kernel.
+
+    model = torch.compile(model, backend="postlude")
+
+needs no import of this package. `explain` shows what the backend makes of a model.
+"""
+
+from importlib.metadata import PackageNotFoundError, version
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from postlude.explain import Explanation, explain
+
+try:
+    __version__ = version("postlude")
+except PackageNotFoundError:  # run from a source tree that is not installed
+    __version__ = "0+unknown"
+
+__all__ = ["Explanation", "__version__", "explain"]
+
+
+def __getattr__(name: str) -> Any:
+    """`import postlude` stays quick: torch is imported with the first use."""
+    if name in ("explain", "Explanation"):
+        import postlude.explain as module
+
+        return getattr(module, name)
+    raise AttributeError(f"module 'postlude' has no attribute {name!r}")

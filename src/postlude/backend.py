@@ -15,9 +15,12 @@ import torch
 from torch._inductor.custom_graph_pass import CustomGraphPass, CustomInferenceAwareGraphPass
 from torch.fx import Graph, GraphModule
 
+from postlude import runtime
 from postlude.capture import Captured, capture
+from postlude.ir import to_text
 from postlude.options import Options
 from postlude.report import collect
+from postlude.select import judge_for
 
 
 class RegionPass(CustomInferenceAwareGraphPass):
@@ -34,7 +37,10 @@ class RegionPass(CustomInferenceAwareGraphPass):
             self.first(graph, is_inference)
         elif self.first is not None:
             self.first(graph)
-        captured: list[Captured] = capture(graph, self.options.capture_settings())
+        captured: list[Captured] = capture(graph, self.options.capture_settings(), judge_for(self.options))
+        for one in captured:
+            if one.region:
+                runtime.submit(one.device, to_text(one.region))
         collect(captured, is_inference)
 
     def uuid(self) -> Any:
@@ -101,8 +107,6 @@ def _register_once() -> None:
 
 def _reset() -> None:
     """`torch._dynamo.reset()` calls this: forget kernels, so that the next compile starts from nothing."""
-    from postlude import runtime
-
     runtime.reset()
 
 

@@ -1,28 +1,88 @@
 """From a program to something that runs: the one place that knows which target serves which device."""
 
-from collections.abc import Callable, Sequence
-from functools import lru_cache
+import threading
+import warnings
+from collections.abc import Callable
 from typing import Any
 
 from torch import Tensor
 
+from postlude.errors import CompilerFailed, CompilerNotFound
 from postlude.op import region_of
-from postlude.targets.aten import run
+from postlude.targets import aten
+
+Kernel = Callable[..., Any]
+
+_kernels: dict[tuple[str, str], Kernel] = {}
+_lock = threading.Lock()
 
 
-@lru_cache(maxsize=4096)
-def kernel(device: str, program: str) -> Callable[..., Any]:
-    """A callable (*operands, *results) -> None for a program on a device type."""
-    region = region_of(program)
-    count = len(region.operands)
+def kernel(device: str, program: str) -> Kernel:
+    """A callable (*operands, *results) -> None for a program on a device type; compiled at first use, then kept."""
+    found = _kernels.get((device, program))
+    if found is None:
+        made = _make(device, program)
+        with _lock:
+            found = _kernels.setdefault((device, program), made)
+    return found
 
-    def interpret(*tensors: Tensor) -> None:
-        operands: Sequence[Tensor] = tensors[:count]
-        run(region, operands, tensors[count:])
 
-    return interpret
+def submit(device: str, program: str) -> None:
+    """Start compiling in the background: the kernel will be wanted soon."""
+    if device == "cpu" and cpp_available():
+        from postlude.targets import cpp
+
+        cpp.submit(region_of(program))
+
+
+def target_of(device: str, program: str) -> str:
+    """Name of the target that serves a program on a device type."""
+    del program
+    return "cpp" if device == "cpu" and cpp_available() else "aten"
+
+
+def source(device: str, program: str) -> str:
+    """Generated source code of a program's kernel; empty for the interpreter."""
+    if target_of(device, program) != "cpp":
+        return ""
+    from postlude.targets import cpp
+
+    return cpp.source(region_of(program))
 
 
 def reset() -> None:
-    """Forget all kernels that were looked up."""
-    kernel.cache_clear()
+    """Forget all kernels that were looked up, and whether there was a compiler."""
+    with _lock:
+        _kernels.clear()
+        _available.clear()
+
+
+_available: list[bool] = []
+
+
+def cpp_available() -> bool:
+    """Whether C++ kernels can be compiled here. Says once, as a warning, why not."""
+    if not _available:
+        from postlude.targets.cpp import toolchain
+
+        try:
+            toolchain.compiler()
+            _available.append(True)
+        except (CompilerNotFound, CompilerFailed) as error:
+            warnings.warn(f"{error} Until then everything is left to Inductor.", stacklevel=2)
+            _available.append(False)
+    return _available[0]
+
+
+def _make(device: str, program: str) -> Kernel:
+    region = region_of(program)
+    if target_of(device, program) == "cpp":
+        from postlude.targets import cpp
+
+        return cpp.load(region)
+    count = len(region.operands)
+
+    def interpret(*tensors: Tensor) -> None:
+        aten.run(region, tensors[:count], tensors[count:])
+
+    return interpret

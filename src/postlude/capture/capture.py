@@ -2,7 +2,9 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from math import prod
 
+import torch
 from torch._inductor.pattern_matcher import stable_topological_sort
 from torch.fx import Graph, Node
 
@@ -26,6 +28,8 @@ class Captured:
         reason: why it was left alone.
         stops: what ended the growth: node name and reason.
         node: the op's node in the rewritten graph.
+        device: type of the device that it is on.
+        bytes_saved: bytes of GEMM results that are neither stored nor read again, for the example's sizes.
     """
 
     gemms: list[str]
@@ -34,6 +38,8 @@ class Captured:
     reason: str = ""
     stops: dict[str, str] = field(default_factory=dict)
     node: Node | None = None
+    device: str = ""
+    bytes_saved: int = 0
 
 
 def capture(
@@ -113,6 +119,23 @@ def _record(region_plan: Plan, growth: Growth) -> Captured:
         absorbed=[str(n.target) for n in region_plan.absorbed if n not in inside],
         region=region_plan.region,
         stops={node.name: reason for node, reason in growth.stops.items()},
+        device=growth.first.left.node.meta["val"].device.type,
+        bytes_saved=_bytes_saved(region_plan, growth),
     )
+
+
+def _bytes_saved(region_plan: Plan, growth: Growth) -> int:
+    """A GEMM result that is not a result of the Region is neither written nor read again.
+
+    Attention counts for nothing: its scores are not stored by other kernels either.
+    """
+    stored = {node for nodes in region_plan.results for node in nodes}
+    inside = [g.node for g in growth.gemms if g.node not in stored and g.attention is None]
+    return sum(2 * _bytes(node.meta["val"]) for node in inside)
+
+
+def _bytes(value: torch.Tensor) -> int:
+    sizes = [size if isinstance(size, int) else getattr(size.node, "hint", None) or 0 for size in value.shape]
+    return prod(sizes) * value.dtype.itemsize
 
 

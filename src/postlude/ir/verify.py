@@ -105,9 +105,15 @@ def _check_contracted_operands_stay_there(region: Region) -> None:
 def _check_results(region: Region, types: dict[str, Type]) -> None:
     if not region.contractions or not region.yields:
         raise RegionError("a Region has at least one contraction and one result")
+    reached: set[str] = set()
+    for statement in region.body:
+        if isinstance(statement, Contract) or reached.intersection(statement.inputs):
+            reached.add(statement.name)
     for result in region.yields:
         if result.value not in types or result.value in region.operand_index:
             raise RegionError(f"result %{result.value} is not computed by the Region")
+        if result.value not in reached:
+            raise RegionError(f"result %{result.value} does not depend on a contraction")
         type = types[result.value]
         if result.axes != type.axes or not type.has_rows:
             raise RegionError(f"result %{result.value} has axes {type.axes}, the yield says {result.axes}")

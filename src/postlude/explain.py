@@ -1,0 +1,167 @@
+"""`postlude.explain`: what Postlude makes of a model, GEMM by GEMM."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+import torch
+from rich.console import Console, ConsoleOptions, RenderResult
+from rich.table import Table
+
+from postlude.capture import Captured
+from postlude.ir import to_text
+from postlude.report import collecting
+
+
+@dataclass
+class ExplainedRegion:
+    """One row of an explanation: a Region, or a GEMM that was left to Inductor.
+
+    Attributes:
+        name: the graph's name and the names of the GEMM nodes.
+        gemms: number of matrix multiplications in it.
+        program: the Region's text, one statement a line; empty where the GEMM was left alone.
+        ops_absorbed: the absorbed ATen overloads, in graph order.
+        target: the target that compiles it, or ``"inductor"``.
+        stopped_by: what ended the growth, or why the GEMM was left alone: lines ``node: reason``.
+        bytes_saved: bytes of GEMM results that are neither written to memory nor read again, for the example's sizes.
+    """
+
+    name: str
+    gemms: int
+    program: str
+    ops_absorbed: list[str]
+    target: str
+    stopped_by: list[str]
+    bytes_saved: int
+    _device: str = "cpu"
+    _line: str = ""
+
+    @property
+    def fused(self) -> bool:
+        """Whether Postlude compiles it."""
+        return bool(self.program)
+
+    @cached_property
+    def source(self) -> str:
+        """The generated source code; empty where there is none."""
+        from postlude.runtime import source
+
+        return source(self._device, self._line) if self._line else ""
+
+
+@dataclass
+class Explanation:
+    """All GEMMs of all graphs of a model, in graph order. Prints as a table."""
+
+    regions: list[ExplainedRegion] = field(default_factory=list)
+
+    @property
+    def gemms(self) -> int:
+        """Number of matrix multiplications found."""
+        return sum(region.gemms for region in self.regions)
+
+    @property
+    def fused_gemms(self) -> int:
+        """Number of matrix multiplications in Regions."""
+        return sum(region.gemms for region in self.regions if region.fused)
+
+    @property
+    def bytes_saved(self) -> int:
+        """Bytes of memory traffic saved per call."""
+        return sum(region.bytes_saved for region in self.regions)
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        """The table that `print` shows too."""
+        table = Table("GEMM", "kernel", "absorbed", "traffic saved", "stopped by", show_lines=False)
+        for region in self.regions:
+            table.add_row(
+                region.name,
+                region.target,
+                summary(region.ops_absorbed),
+                human_bytes(region.bytes_saved) if region.fused else "",
+                "; ".join(region.stopped_by[:2]) + (" ..." if len(region.stopped_by) > 2 else ""),
+            )
+        yield table
+        absorbed = sum(len(region.ops_absorbed) for region in self.regions)
+        yield (
+            f"{self.fused_gemms} of {self.gemms} GEMMs in {sum(r.fused for r in self.regions)} Regions with {absorbed} other"
+            f" ops, {len({r.program for r in self.regions if r.fused})} different programs;"
+            f" {human_bytes(self.bytes_saved)} less memory traffic per call"
+        )
+
+    def __str__(self) -> str:
+        console = Console(width=160)
+        with console.capture() as text:
+            console.print(self)
+        return text.get()
+
+
+def explain(model_or_fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Explanation:
+    """Compile a model for example inputs and say what became of each of its matrix multiplications.
+
+    The model runs once, in the grad mode of the caller: under ``torch.no_grad()`` its inference graph is explained,
+    otherwise the forward graph of training (and the backward graph if `model_or_fn` itself calls ``backward``).
+
+    Args:
+        model_or_fn: a module or function, not compiled.
+        args, kwargs: example inputs. The keyword ``options`` is taken as the backend's options if it is a dict and the
+            model itself has no such parameter.
+
+    Raises:
+        Whatever the model raises on these inputs.
+    """
+    from torch._inductor import config
+
+    options = kwargs.pop("options") if isinstance(kwargs.get("options"), dict) else {}
+    compiled = torch.compile(model_or_fn, backend="postlude", options=options)
+    # A graph from a cache would come without a word about how it was made.
+    with collecting() as collection, config.patch(force_disable_caches=True):
+        torch._dynamo.reset()
+        compiled(*args, **kwargs)
+    torch._dynamo.reset()
+    regions = []
+    for index, (captured, _) in enumerate(collection.graphs):
+        prefix = f"graph {index}: " if len(collection.graphs) > 1 else ""
+        regions += [_explained(one, prefix) for one in captured]
+    return Explanation(regions)
+
+
+def _explained(captured: Captured, prefix: str) -> ExplainedRegion:
+    from postlude.runtime import target_of
+
+    region = captured.region
+    stops = [f"{node}: {reason}" for node, reason in captured.stops.items()]
+    line = to_text(region) if region else ""
+    return ExplainedRegion(
+        name=prefix + " + ".join(captured.gemms),
+        gemms=len(captured.gemms),
+        program=to_text(region, lines=True) if region else "",
+        ops_absorbed=[op.removeprefix("aten.") for op in captured.absorbed],
+        target=target_of(captured.device, line) if region else "inductor",
+        stopped_by=[captured.reason] if captured.reason else stops,
+        bytes_saved=captured.bytes_saved,
+        _device=captured.device,
+        _line=line,
+    )
+
+
+def summary(ops: list[str]) -> str:
+    """``add, 2 mul, erf``: op names without overloads, views left out."""
+    counts: dict[str, int] = {}
+    for op in ops:
+        name = op.split(".")[0].strip("<>").removeprefix("built-in function ")
+        if name not in ("view", "reshape", "_unsafe_view", "unsqueeze", "squeeze", "expand", "clone", "getitem", "alias"):
+            counts[name] = counts.get(name, 0) + 1
+    return ", ".join(f"{count} {name}" if count > 1 else name for name, count in counts.items())
+
+
+def human_bytes(count: int) -> str:
+    """``1.5 MB``: decimal units, as memory bandwidth is given."""
+    size = float(count)
+    for unit in ("B", "kB", "MB", "GB"):
+        if size < 1000 or unit == "GB":
+            return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
+        size /= 1000
+    raise AssertionError

@@ -1,0 +1,36 @@
+"""Target `cpp`: Regions as C++ kernels for the CPU, compiled when they are first needed.
+
+    codegen.py     Region -> C++ source
+    include/       what the source includes: drivers, packing, vector math
+    micro.cpp      the microkernels: one library per machine
+    toolchain.py   which compiler, which instruction set
+    build.py       source -> shared object, through the content-addressed cache
+    launcher.py    shared object -> callable
+    freeze.py      weights packed ahead of time, never stale
+"""
+
+from typing import Any
+
+from postlude.ir import Region
+
+
+def source(region: Region) -> str:
+    """The C++ source of a Region's kernel."""
+    from postlude.targets.cpp.codegen import generate
+
+    return generate(region)
+
+
+def submit(region: Region) -> None:
+    """Start building the kernel and what every kernel needs, in the background."""
+    from postlude.targets.cpp import build, launcher
+
+    launcher.submit()
+    build.submit(source(region))
+
+
+def load(region: Region) -> Any:
+    """The kernel: callable with the operands and the results."""
+    from postlude.targets.cpp import build, launcher
+
+    return launcher.load(build.build(source(region)), operands=len(region.operands))
