@@ -1,0 +1,390 @@
+"""Region -> C++ source.
+
+`generate` writes one file: a struct per group of the Region, with the epilogue of one row, and the Program that
+include/postlude/run.h drives. The plan of the passes comes from `codegen_plan`, the expression of each op from `codegen_ops`.
+
+The text is for people too (`explain` shows it): each line carries the statement of the Region that it stands for. Values keep
+their names, with a `v` or `v_` before; `p_` is the pointer to a row of an operand, `r_` to a row of a result.
+"""
+
+import math
+import re
+import struct
+from collections.abc import Iterable
+
+import torch
+
+from postlude.errors import PostludeError
+from postlude.ir import Apply, Const, Contract, Extent, Group, Operand, Reduce, Region, Round, Statement, Yield, to_text
+from postlude.ir.region import ROW_AXES
+from postlude.targets.cpp.codegen_ops import ACCUMULATORS, EXPRESSIONS, POWERS
+from postlude.targets.cpp.codegen_plan import Pass, Plan, plan
+
+#: Storage types as include/postlude names them.
+TYPES: dict[torch.dtype, str] = {
+    torch.float32: "float",
+    torch.float64: "double",
+    torch.bfloat16: "bfloat16",
+    torch.float16: "float16",
+    torch.bool: "bool",
+}
+
+_MOST_TENSORS = 64  # Tensors::kMost
+_MOST_SCRATCH_ROWS = 32  # Tensors::kMostScratchRows
+_MOST_CONTRACTIONS = 8  # kMaxContractions
+_MOST_GROUPS = 16  # kMaxGroups
+_COMMENT_COLUMN = 64
+
+
+class UnsupportedRegion(PostludeError):
+    """The cpp target has no kernel of this form; the Region runs on another target."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(f"The cpp target can't generate this Region: {reason}. Use target 'aten' for it, or split the Region.")
+
+
+def generate(region: Region) -> str:
+    """The C++ source of a Region.
+
+    Args:
+        region: a verified Region. For equal layers to share a kernel it should be in normal form.
+
+    Raises:
+        UnsupportedRegion: the Region is legal, but not of a form that this target has.
+    """
+    return _Source(region).text()
+
+
+def supported(region: Region) -> str | None:
+    """Why `generate` would refuse the Region, or None."""
+    try:
+        _check(region)
+    except UnsupportedRegion as error:
+        return str(error)
+    return None
+
+
+def _check(region: Region) -> None:
+    limits = (
+        ("tensors", len(region.operands) + len(region.yields), _MOST_TENSORS),
+        ("groups", len(region.groups), _MOST_GROUPS),
+        ("contractions in one group", max(len(g.contractions) for g in region.groups), _MOST_CONTRACTIONS),
+    )
+    for what, number, most in limits:
+        if number > most:
+            raise UnsupportedRegion(f"it has {number} {what}, at most {most} are possible")
+    stored = {index for group in region.groups for index, _ in group.yields}
+    for index, result in enumerate(region.yields):
+        if index not in stored:
+            raise UnsupportedRegion(f"result %{result.value} belongs to no contraction's columns")
+    operands = region.operand_index
+    for number, group in enumerate(region.groups):
+        for statement in group.statements:
+            column = statement.axis if isinstance(statement, Reduce) else region.types[statement.name].column
+            if column not in (None, group.column):
+                raise UnsupportedRegion(
+                    f"%{statement.name} over the columns {column!r} is needed by results over {group.column!r}"
+                )
+        previous = region.groups[number - 1].feeds if number else None
+        if len({c.left in operands for c in group.contractions}) > 1 or any(
+            c.left not in operands and c.left != previous for c in group.contractions
+        ):
+            raise UnsupportedRegion("a chain contracts exactly the one tile that the group before it computes")
+        for side, names in (("left", {c.left for c in group.contractions}), ("right", {c.right for c in group.contractions})):
+            types = {region.operands[operands[name]].dtype for name in names if name in operands}
+            if len(types) > 1:
+                raise UnsupportedRegion(f"contractions over the columns {group.column!r} have {side} operands of types {types}")
+            if torch.float64 in types and group.contractions[0].accumulate != torch.float64:
+                raise UnsupportedRegion("a contraction of f64 operands accumulates in f32")
+        if group.contractions[0].accumulate == torch.float64:
+            rights = {region.operands[operands[c.right]].dtype for c in group.contractions}
+            lefts = {region.operands[operands[c.left]].dtype for c in group.contractions if c.left in operands}
+            if rights | lefts != {torch.float64}:
+                raise UnsupportedRegion("a contraction that accumulates in f64 has operands of another type")
+
+
+class _Source:
+    """Writes one file."""
+
+    def __init__(self, region: Region) -> None:
+        _check(region)
+        self.region = region
+        lines = to_text(region, lines=True).split("\n")
+        self.header = [line.rstrip() for line in lines]
+        texts = iter(line.strip() for line in lines[1:])
+        self.comments: dict[str, str] = {o.name: next(texts) for o in region.operands}
+        self.comments |= {s.name: next(texts) for s in region.body}
+        self.yield_comments = list(texts)
+
+    def text(self) -> str:
+        region = self.region
+        parts = ["// Generated by Postlude from the Region", "//"]
+        parts += [f"//   {line}" for line in self.header]
+        parts += ["#include <postlude/math.h>", "#include <postlude/run.h>", "", "namespace {", "using namespace postlude;", ""]
+        for number in range(len(region.groups)):
+            parts += [*_GroupWriter(self, number).lines(), ""]
+        groups = ", ".join(f"Group{number}" for number in range(len(region.groups)))
+        parts += [
+            "struct Program {",
+            f"  using Groups = std::tuple<{groups}>;",
+            f"  static constexpr int operands = {len(region.operands)}, results = {len(region.yields)};",
+            "};",
+            "",
+            "}  // namespace",
+            "",
+            f"const signed char postlude::Tensors::columns[] = {{{', '.join(self._columns())}}};",
+            f"const int postlude::Tensors::operands = {len(region.operands)};",
+            "",
+            "POSTLUDE_EXPORT(Program)",
+        ]
+        return "\n".join(parts) + "\n"
+
+    def _columns(self) -> Iterable[str]:
+        """For each tensor where its columns are; see Tensors in include/postlude/tensor.h."""
+        contracted = {name for c in self.region.contractions for name in c.inputs}
+        for operand in self.region.operands:
+            yield "kUnused" if operand.name in contracted else _column_of(operand.axes)
+        for result in self.region.yields:
+            yield _column_of(result.axes)
+
+
+def _column_of(axes: tuple[str, ...]) -> str:
+    for from_last, axis in enumerate(reversed(axes)):
+        if axis not in ROW_AXES:
+            return str(from_last)
+    return "kNoColumn"
+
+
+def _literal(value: float, single: bool) -> str:
+    """A C++ literal of exactly this value, rounded to float where the arithmetic is in float."""
+    if single:
+        try:
+            value = struct.unpack("f", struct.pack("f", value))[0]
+        except OverflowError:
+            value = math.copysign(math.inf, value)
+    if math.isnan(value):
+        return '__builtin_nan("")'
+    if math.isinf(value):
+        return f"{'-' if value < 0 else ''}__builtin_inf()"
+    if not single:
+        return repr(value)
+    shortest = next(t for d in range(1, 10) if struct.unpack("f", struct.pack("f", float(t := f"{value:.{d}g}")))[0] == value)
+    return (shortest if "." in shortest or "e" in shortest else shortest + ".0") + "f"
+
+
+class _GroupWriter:
+    """Writes the struct of one group."""
+
+    def __init__(self, source: _Source, number: int) -> None:
+        self.source = source
+        self.region = source.region
+        self.number = number
+        self.group: Group = self.region.groups[number]
+        self.plan: Plan = plan(self.region, self.group)
+        if self.plan.scratch_rows > _MOST_SCRATCH_ROWS:
+            raise UnsupportedRegion(f"its epilogue keeps {self.plan.scratch_rows} rows, at most {_MOST_SCRATCH_ROWS} are possible")
+        self.operands = {o.name: (i, o) for i, o in enumerate(self.region.operands)}
+        self.single = self.group.contractions[0].accumulate != torch.float64
+        self.compute = "float" if self.single else "double"
+        self.constants: dict[str, float] = {s.name: s.value for s in self.group.statements if isinstance(s, Const)}
+        self.whole_rows = len(self.plan.passes) > 1 or self.group.feeds is not None
+
+    # The struct -----------------------------------------------------------------------------------------------------------
+
+    def lines(self) -> list[str]:
+        group = self.group
+        count = len(group.contractions)
+        sources = [self._sources(c) for c in group.contractions]
+        body = self._epilogue()
+        parameters = [
+            "const Tensors &t", "int64_t row", "int64_t c0", "int64_t nc", f"{self.compute} *const *acc", "void *next",
+        ]  # fmt: skip
+        parameters = [_used_or_unnamed(parameter, "\n".join(body)) for parameter in parameters]
+        lines = [f"// {self.source.comments[c.name]}" for c in group.contractions]
+        lines += [
+            f"struct Group{self.number} {{",
+            f"  using Left = {self._left_type()};",
+            f"  using Right = {TYPES[self._operand(group.contractions[0].right).dtype]};",
+            f"  using Compute = {self.compute};",
+            f"  using V = Vec<{self.compute}>;",
+            f"  static constexpr int contractions = {count};",
+            f"  static constexpr Source left[{count}] = {{{', '.join(left for left, _ in sources)}}};",
+            f"  static constexpr Source right[{count}] = {{{', '.join(right for _, right in sources)}}};",
+            f"  static constexpr bool batched = {_bool(self.region.batched)};",
+            f"  static constexpr bool whole_rows = {_bool(self.whole_rows)};",
+            f"  static constexpr bool feeds_next = {_bool(group.feeds is not None)};",
+            "",
+            f"  static void epilogue({', '.join(parameters)}) {{",
+            *(f"    {line}" if line else "" for line in body),
+            "  }",
+            "};",
+        ]
+        return lines
+
+    def _operand(self, name: str) -> Operand:
+        return self.operands[name][1]
+
+    def _sources(self, contraction: Contract) -> tuple[str, str]:
+        def source(name: str, transposed: bool) -> str:
+            return f"{{{self.operands[name][0]}, {_bool(transposed)}}}"
+
+        contracted, _ = self.region.contraction_axes(contraction)
+        right = source(contraction.right, self._operand(contraction.right).axes[-1] == contracted)
+        if contraction.left not in self.operands:
+            return "{-1, false}", right
+        return source(contraction.left, self._operand(contraction.left).axes[-1] != contracted), right
+
+    def _left_type(self) -> str:
+        left = self.group.contractions[0].left
+        if left in self.operands:
+            return TYPES[self._operand(left).dtype]
+        return _fed_type(self.region, left, self.single)
+
+    # The epilogue ---------------------------------------------------------------------------------------------------------
+
+    def _epilogue(self) -> list[str]:
+        lines = self._pointers()
+        for number, this in enumerate(self.plan.passes):
+            lines += [line for statement in this.before for line in self._column_statement(statement)]
+            lines += [line for index, result in this.yields_before for line in self._store_column(index, result)]
+            if this.has_loop:
+                if len(self.plan.passes) > 1:
+                    lines += ["", f"// Pass {number + 1} over the row"]
+                lines += self._loop(this)
+        while lines and not lines[0]:
+            lines.pop(0)
+        return lines
+
+    def _pointers(self) -> list[str]:
+        """Pointers to the rows of everything that the loops read and write, and values that do not change in them."""
+        names = {name for p in self.plan.passes for s in [*p.before, *p.statements, *p.reductions] for name in s.inputs}
+        used = [(i, o) for i, o in enumerate(self.region.operands) if o.name in names]
+        lines = []
+        if any(o.axes[:1] == ("b",) and "m" not in o.axes for _, o in used):
+            lines.append(f"const int64_t item = row / {self._extent('m')};")
+        for index, operand in used:
+            row = "row" if "m" in operand.axes else "item" if "b" in operand.axes else "0"
+            if self.region.types[operand.name].column is None:
+                value = f"load_one<V>(t.element<{TYPES[operand.dtype]}>({index}, {row}))"
+                lines.append(self._define(operand.name, value))
+            else:
+                value = f"t.row<{TYPES[operand.dtype]}>({index}, {row}, c0, nc)"
+                lines.append(f"const {TYPES[operand.dtype]} *p_{operand.name} = {value};")
+        for this in self.plan.passes:
+            for index, result in this.yields:
+                tensor = len(self.region.operands) + index
+                lines.append(f"{TYPES[result.dtype]} *r_{index} = t.result<{TYPES[result.dtype]}>({tensor}, row, c0);")
+        if self.group.feeds is not None:
+            left = _fed_type(self.region, self.group.feeds, self.single)
+            lines.append(f"{left} *fed = static_cast<{left} *>(next);")
+        for index in range(self.plan.scratch_rows):
+            lines.append(f"{self.compute} *scratch{index} = Tensors::scratch_row<{self.compute}>({index}, nc);")
+        return lines
+
+    def _loop(self, this: Pass) -> list[str]:
+        lines = [f"{ACCUMULATORS[r.kind]}<V> {r.kind}_{r.name};" for r in this.reductions]
+        lines.append("columns<V>(nc, [&](int64_t c, auto which) __attribute__((always_inline)) {")
+        lines += [f"  {line}" for line in self._loop_body(this)]
+        accumulators = "".join(f", {r.kind}_{r.name}" for r in this.reductions)
+        lines.append(f"}}{accumulators});")
+        lines += [self._define(r.name, f"{r.kind}_{r.name}.result()") for r in this.reductions]
+        return lines
+
+    def _loop_body(self, this: Pass) -> list[str]:
+        lines = []
+        for name in this.accumulators:
+            index = [c.name for c in self.group.contractions].index(name)
+            lines.append(self._define(name, f"load<V>(acc[{index}] + c, Full{{}})"))
+        for name in this.loads:
+            lines.append(f"const V {_name(name)} = load<V>({self._row(name)} + c, Full{{}});")
+        used = {name for s in [*this.statements, *this.reductions] for name in s.inputs}
+        for operand in self.region.operands:
+            if operand.name in used and self.region.types[operand.name].column is not None:
+                lines.append(self._define(operand.name, f"load<V>(p_{operand.name} + c, which)"))
+        lines += [self._define(s.name, self._expression(s)) for s in this.statements]
+        lines += [f"store<V>({self._row(name)} + c, {_name(name)}, Full{{}});" for name in this.keeps]
+        for index, result in this.yields:
+            comment = self.source.yield_comments[index]
+            value = _name(result.value)
+            if result.order and result.order[-1] != len(result.order) - 1:
+                tensor = len(self.region.operands) + index
+                stride = f"t.result_stride({tensor})"
+                lines.append(self._comment(f"store<V>(r_{index} + c * {stride}, {stride}, {value}, which);", comment))
+            else:
+                lines.append(self._comment(f"store<V>(r_{index} + c, {value}, which);", comment))
+        if this.feeds and self.group.feeds is not None:
+            lines.append(self._comment(f"store<V>(fed + c, {_name(self.group.feeds)}, Full{{}});", "for the next group"))
+        lines += [f"{r.kind}_{r.name}.add({_name(r.input)}, which);" for r in this.reductions]
+        return lines
+
+    def _row(self, name: str) -> str:
+        row = self.plan.rows[name]
+        return f"acc[{row.index}]" if row.accumulator else f"scratch{row.index}"
+
+    def _column_statement(self, statement: Statement) -> list[str]:
+        return [self._define(statement.name, self._expression(statement))]
+
+    def _store_column(self, index: int, result: Yield) -> list[str]:
+        tensor = len(self.region.operands) + index
+        store = f"store_one<V>(t.result<{TYPES[result.dtype]}>({tensor}, row, 0), {_name(result.value)});"
+        return [self._comment(store if self.whole_rows else f"if (c0 == 0) {store}", self.source.yield_comments[index])]
+
+    # Expressions ----------------------------------------------------------------------------------------------------------
+
+    def _expression(self, statement: Statement) -> str:
+        if isinstance(statement, Const):
+            return f"splat<V>({_literal(statement.value, self.single)})"
+        if isinstance(statement, Extent):
+            return f"splat<V>(static_cast<{self.compute}>({self._extent(statement.axis)}))"
+        inputs = [_name(name) for name in statement.inputs]
+        if isinstance(statement, Round):
+            return f"round_to<{TYPES[statement.dtype]}>({inputs[0]})"
+        assert isinstance(statement, Apply), f"{statement} is placed by the plan"
+        if statement.op == "pow" and (exponent := self.constants.get(statement.inputs[1])) in POWERS:
+            assert exponent is not None
+            return POWERS[exponent].format(*inputs)
+        return EXPRESSIONS[statement.op].format(*inputs)
+
+    def _extent(self, axis: str) -> str:
+        """The size of an axis, from an operand of a contraction that has it."""
+        for contraction in self.region.contractions:
+            for name in contraction.inputs:
+                if name not in self.operands or axis not in self._operand(name).axes:
+                    continue
+                index, operand = self.operands[name]
+                from_last = len(operand.axes) - 1 - operand.axes.index(axis)
+                leads = operand.axes[0] == axis and axis in ROW_AXES and (axis == "b" or not self.region.batched)
+                return f"t.leading({index}, {from_last})" if leads else f"t.size({index}, {from_last})"
+        raise AssertionError(f"no contraction has the axis {axis!r}")
+
+    # Lines ----------------------------------------------------------------------------------------------------------------
+
+    def _define(self, name: str, expression: str) -> str:
+        kind = "Mask<V>" if self.region.types[name].value == "bool" else "V"
+        return self._comment(f"const {kind} {_name(name)} = {expression};", self.source.comments[name])
+
+    def _comment(self, line: str, comment: str) -> str:
+        return f"{line:<{_COMMENT_COLUMN}}  // {comment}" if comment else line
+
+
+def _fed_type(region: Region, name: str, single: bool) -> str:
+    """The type of the row that one group writes for the next: what the tile was rounded to, if it was."""
+    statement = next(s for s in region.body if s.name == name)
+    if isinstance(statement, Round) and statement.dtype != torch.float64:
+        return TYPES[statement.dtype] if single else "double"
+    return "float" if single else "double"
+
+
+def _name(name: str) -> str:
+    return f"v{name}" if name.isdigit() else f"v_{name}"
+
+
+def _bool(value: bool) -> str:
+    return "true" if value else "false"
+
+
+def _used_or_unnamed(parameter: str, body: str) -> str:
+    """A function parameter, without its name if the body does not use it."""
+    match = re.fullmatch(r"(.*?)(\w+)", parameter)
+    assert match is not None
+    return parameter if re.search(rf"\b{match[2]}\b", body) else match[1].rstrip()
