@@ -12,7 +12,7 @@ import statistics
 import torch
 from torch import Tensor, nn
 
-from common import TORCH_MODES, arguments, compile_mode, interleave, save, table
+from common import TORCH_MODES, arguments, compile_mode, measured, save, table
 
 SHORT, LONG = 4, 36
 BACKENDS = ("inductor", "postlude")
@@ -45,9 +45,7 @@ def main() -> None:
             # Layers without an activation show what Inductor's bare extern call costs.
             if relu or backend == "inductor":
                 calls[backend, depth, relu] = compile_mode(chain, (x,), TORCH_MODES[backend])
-    timings = interleave(
-        {str(key): call for key, call in calls.items()}, rounds=options.rounds, seconds=options.seconds / 3, warm=20
-    )
+    timings = measured({str(key): call for key, call in calls.items()}, options, seconds=options.seconds / 3, warm=20)
     rows, record = [], {}
     for backend, relu in dict.fromkeys((backend, relu) for backend, _, relu in calls):
         short, long = (timings[str((backend, depth, relu))].rounds for depth in (SHORT, LONG))

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import argparse
 import json
+import statistics
+import subprocess
 import sys
 import tempfile
 import time
@@ -25,7 +27,7 @@ from postlude.demo.minilm import separate_copy
 from postlude.demo.timing import Timing, geometric_mean, interleave
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from torch import Tensor, nn
 
@@ -39,7 +41,7 @@ __all__ = [
     "compile_mode",
     "console",
     "geometric_mean",
-    "interleave",
+    "measured",
     "onnxruntime_session",
     "openvino_model",
     "save",
@@ -122,6 +124,12 @@ def openvino_model(model: nn.Module, inputs: tuple[Tensor, ...], threads: int, d
     return lambda: torch.from_numpy(request.infer(arrays, share_inputs=True, share_outputs=True)[0])
 
 
+def measured(calls: Mapping[str, Callable[[], object]], options: argparse.Namespace, **keywords: Any) -> dict[str, Timing]:
+    """Interleaved timings of `calls` with the settings of the command line."""
+    of_round = min if options.fastest else statistics.median
+    return interleave(calls, **{"rounds": options.rounds, "seconds": options.seconds, "of_round": of_round} | keywords)
+
+
 def best_of(timings: dict[str, Timing], names: Sequence[str]) -> Timing:
     """The fastest of the named timings, by median."""
     return min((timings[name] for name in names if name in timings), key=lambda timing: timing.median)
@@ -133,6 +141,7 @@ def arguments(description: str | None, **extra: dict[str, Any]) -> argparse.Name
     parser.add_argument("--threads", type=int, default=2, help="threads for every mode (default 2)")
     parser.add_argument("--rounds", type=int, default=11, help="interleaved rounds (default 11)")
     parser.add_argument("--seconds", type=float, default=0.06, help="seconds for one mode in one round")
+    parser.add_argument("--fastest", action="store_true", help="a round counts by its fastest call (on a busy machine)")
     parser.add_argument("--result", help="name of the JSON file in benchmarks/results (default: not written)")
     for name, keywords in extra.items():
         parser.add_argument(f"--{name.replace('_', '-')}", **keywords)
@@ -159,6 +168,9 @@ def save(name: str | None, payload: dict[str, Any]) -> None:
 
     record = {
         "command": ["python", *sys.argv],
+        "commit": subprocess.run(
+            ["git", "describe", "--always", "--dirty"], cwd=RESULTS.parent, capture_output=True, text=True, check=False
+        ).stdout.strip(),
         "finished": time.strftime("%Y-%m-%d %H:%M"),
         "environment": environment(),
         **payload,

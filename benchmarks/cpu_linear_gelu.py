@@ -19,7 +19,7 @@ from common import (
     best_of,
     compile_mode,
     console,
-    interleave,
+    measured,
     onnxruntime_session,
     openvino_model,
     save,
@@ -92,7 +92,7 @@ def measure(dtype: str, size: tuple[int, int, int], modes: list[str], options: A
             weights = torch.empty(layers * n * k, dtype=DTYPES[dtype]).normal_()
             calls["read"] = reader(weights, options.threads)
         # Weights need about five passes until they are back in the last-level cache.
-        timings = interleave(calls, rounds=options.rounds, seconds=options.seconds, warm=1 if cold else 6)
+        timings = measured(calls, options, warm=1 if cold else 6)
     baselines = [name for name in BASELINES if name in timings]
     record: dict[str, Any] = {
         "dtype": dtype,

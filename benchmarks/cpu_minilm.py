@@ -20,7 +20,7 @@ from common import (
     compile_mode,
     console,
     geometric_mean,
-    interleave,
+    measured,
     onnxruntime_session,
     openvino_model,
     save,
@@ -85,7 +85,7 @@ def measure(dtype: str, modes: list[str], options: Any) -> list[dict[str, Any]]:
         with torch.no_grad():
             exact = reference(*tokens.arguments)
         errors = {name: float((call().double() - exact).abs().max()) for name, call in calls.items()}
-        timings = interleave(calls, rounds=options.rounds, seconds=options.seconds)
+        timings = measured(calls, options)
         record: dict[str, Any] = {
             "dtype": dtype,
             "batch": batch,

@@ -2,7 +2,8 @@
 
 Clock frequency, neighbours on the machine and cache state drift while a measurement runs. Every round therefore times all
 callables, in an order that rotates, and two callables are compared by the median of their per-round ratios, in which the
-drift cancels. What a number means: the median over rounds of the median call of a round.
+drift cancels. What a number means: the median over rounds of the median call of a round (or, where the caller says so, of
+its fastest call).
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Timing:
-    """Seconds per call of one callable: one entry of `rounds` is the median call of that round."""
+    """Seconds per call of one callable: one entry of `rounds` stands for that round, by default its median call."""
 
     name: str
     rounds: tuple[float, ...]
@@ -61,6 +62,7 @@ def interleave(
     seconds: float = 0.06,
     at_least: int = 3,
     warm: int = 2,
+    of_round: Callable[[list[float]], float] = statistics.median,
     on_round: Callable[[int], object] | None = None,
 ) -> dict[str, Timing]:
     """Time each callable for about `seconds` in each of `rounds` rounds.
@@ -71,22 +73,23 @@ def interleave(
         seconds: time for one callable in one round.
         at_least: timed calls of one callable in one round, however slow it is.
         warm: untimed calls before, which bring the callable's weights back into the caches.
+        of_round: what stands for a round, from the seconds of its calls: `min` where other processes disturb.
         on_round: called after each round with its number, for progress.
     """
     names = list(callables)
-    medians: dict[str, list[float]] = {name: [] for name in names}
+    of_rounds: dict[str, list[float]] = {name: [] for name in names}
     fastest = dict.fromkeys(names, math.inf)
     calls = dict.fromkeys(names, 0)
     for number in range(rounds):
         shift = number % len(names)
         for name in names[shift:] + names[:shift]:
             samples = _sample(callables[name], seconds, at_least, warm)
-            medians[name].append(statistics.median(samples))
+            of_rounds[name].append(of_round(samples))
             fastest[name] = min(fastest[name], *samples)
             calls[name] += len(samples)
         if on_round is not None:
             on_round(number)
-    return {name: Timing(name, tuple(medians[name]), fastest[name], calls[name]) for name in names}
+    return {name: Timing(name, tuple(of_rounds[name]), fastest[name], calls[name]) for name in names}
 
 
 def _sample(call: Callable[[], object], seconds: float, at_least: int, warm: int) -> list[float]:
