@@ -61,7 +61,7 @@ def test_gradients_are_as_accurate_as_eager(name: str, dtype: torch.dtype) -> No
     exact = gradients(wide_model, wide_model, wide_inputs)
     eager = gradients(eager_model, eager_model, inputs)
     ours = gradients(torch.compile(model, backend="postlude", options={"fuse_all": True}), model, inputs)
-    assert ours.keys() == eager.keys()
+    assert exact.keys() == eager.keys() and eager.keys() <= ours.keys()  # compiled graphs also give gradients of zero
 
     def errors(found: dict[str, torch.Tensor]) -> torch.Tensor:
         return torch.stack([(found[key].double() - gradient).norm() for key, gradient in exact.items()])

@@ -1,6 +1,6 @@
 """The pass over one graph: each GEMM in turn is grown, judged, and put in as one op."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from math import prod
 
@@ -10,7 +10,7 @@ from torch.fx import Graph, Node
 
 from postlude.capture.gemm import Gemm, NotAGemm, recognize
 from postlude.capture.grow import Growth, Settings
-from postlude.capture.rewrite import NotExpressible, Plan, plan, put_in
+from postlude.capture.rewrite import NotExpressible, Plan, Refused, plan, put_in, read_sizes_from_inputs
 from postlude.ir import Region
 
 #: Most GEMMs of one input that are joined side by side: q, k, v and one more.
@@ -52,6 +52,7 @@ def capture(
         settings: the user's choices.
         judge: says why a Region should not be put in, or None; called before the graph is touched.
     """
+    read_sizes_from_inputs(graph)
     captured: list[Captured] = []
     done: set[Node] = set()
     for node in list(graph.nodes):
@@ -61,8 +62,7 @@ def capture(
             gemm = recognize(node)
             if gemm is None:
                 continue
-            growth = _grow(graph, gemm, settings, done)
-            region_plan = plan(growth)
+            growth, region_plan = _grow(graph, gemm, settings, done)
             reason = judge(region_plan, growth)
             if reason is not None:
                 captured.append(Captured([g.node.name for g in growth.gemms], reason=reason))
@@ -82,19 +82,27 @@ def capture(
     return captured
 
 
-def _grow(graph: Graph, gemm: Gemm, settings: Settings, done: set[Node]) -> Growth:
-    growth = Growth([gemm], settings)
-    growth.run()
+def _grow(graph: Graph, gemm: Gemm, settings: Settings, done: set[Node]) -> tuple[Growth, Plan]:
+    growth, region_plan = _grown([gemm], settings)
     siblings = [] if gemm.batched else _siblings(graph, growth, done)
     if siblings:
-        wider = Growth([gemm, *siblings], settings)
         try:
-            wider.run()
-            plan(wider)
+            return _grown([gemm, *siblings], settings)
         except (NotAGemm, NotExpressible):
-            return growth
-        return wider
-    return growth
+            pass  # side by side they don't fit into one Region; alone this one does
+    return growth, region_plan
+
+
+def _grown(gemms: Sequence[Gemm], settings: Settings) -> tuple[Growth, Plan]:
+    """Grow and plan, again without each node that turns out to be needed outside in a form that can't be stored."""
+    refused: frozenset[Node] = frozenset()
+    while True:
+        growth = Growth(gemms, settings, refused)
+        growth.run()
+        try:
+            return growth, plan(growth)
+        except Refused as refusal:
+            refused |= {refusal.node}
 
 
 def _siblings(graph: Graph, growth: Growth, done: set[Node]) -> list[Gemm]:

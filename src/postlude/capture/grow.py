@@ -30,6 +30,7 @@ class Form(Enum):
     TILE = "tile"  # [*rows, n]
     COLUMN_KEPT = "column kept"  # [*rows, 1]
     COLUMN = "column"  # [*rows]
+    REPEATED = "repeated"  # [*rows, n], the same in all columns; no result can have this form
 
 
 @dataclass(frozen=True)
@@ -54,8 +55,9 @@ class Settings:
 class Growth:
     """One Region being grown. After `run`, `values` holds the absorbed nodes and `stops` why growth ended where."""
 
-    def __init__(self, gemms: Sequence[Gemm], settings: Settings) -> None:
+    def __init__(self, gemms: Sequence[Gemm], settings: Settings, refused: frozenset[Node] = frozenset()) -> None:
         self.settings = settings
+        self.refused = refused
         self.roots = {gemm.node: gemm for gemm in gemms}
         self.first = gemms[0]
         self.gemms: list[Gemm] = []
@@ -77,7 +79,7 @@ class Growth:
     def run(self) -> None:
         """Absorb the GEMMs and what follows them."""
         node = self.first.node
-        while node.op != "root":
+        while node.op != "root" and not _writes(node):
             self._visit(node)
             node = node.next
 
@@ -188,6 +190,8 @@ class Growth:
         self.values[node] = Value(name, form)
 
     def _absorb(self, node: Node) -> None:
+        if node in self.refused:
+            raise Stop("its result has a form that a Region can't store")
         if node.op != "call_function":
             raise Stop("the graph's output" if node.op == "output" else f"{node.op} node")
         if node.target is operator.getitem:
@@ -255,7 +259,7 @@ class Growth:
             if forms != {Form.COLUMN}:
                 raise Stop(f"{_name(node)} broadcasts a value per row along the columns")
             form = Form.COLUMN
-        elif Form.TILE in forms:
+        elif Form.TILE in forms or Form.REPEATED in forms:
             form = Form.TILE
         else:
             own = tuple(inside[0][0].meta["val"].shape)
@@ -296,9 +300,15 @@ class Growth:
         value = self.values[source]
         before, after = tuple(source.meta["val"].shape), tuple(node.meta["val"].shape)
         if node.target is aten.expand.default:
-            if not same_shape(before, after):
-                raise Stop("expand repeats a result of the Region")
             form = value.form
+            if not same_shape(before, after):
+                kept = value.form is Form.COLUMN_KEPT and same_shape(before[:-1], after[:-1])
+                if not kept or not any(same(after[-1], width) for width in self.widths.values()):
+                    raise Stop("expand repeats a result of the Region")
+                self.values[node] = Value(value.name, Form.REPEATED)
+                return
+        elif value.form is Form.REPEATED:
+            raise Stop(f"{_name(node)} of a repeated value")
         elif value.form is Form.TILE:
             # In row-major order the same last dimension means the same rows.
             if not after or not same(before[-1], after[-1]):
@@ -325,17 +335,19 @@ class Growth:
         if self.program.types[value].column is None:
             raise Stop(f"{_name(node)} of a value that is the same in all columns")
         if node.target in _MOMENTS:
-            correction = node.kwargs.get("correction", 1)
-            if not isinstance(correction, int | float):
-                raise Stop("a variance with a symbolic correction")
-            self.moments[node] = self._variance_and_mean(value, float(correction))
+            self.moments[node] = self.variance_and_mean(node, value)
             return
         self._check_type(node)
         keep = node.args[2] if len(node.args) > 2 else node.kwargs.get("keepdim", False)
-        name = _REDUCTIONS[node.target](self, value)
+        name = _REDUCTIONS[node.target](self, node, value)
         self._take(node, name, Form.COLUMN_KEPT if keep else Form.COLUMN)
 
-    def _variance_and_mean(self, value: str, correction: float) -> tuple[str, str]:
+    def variance_and_mean(self, node: Node, value: str) -> tuple[str, str]:
+        """Both moments of a row, the variance about the mean in a second pass."""
+        given = node.kwargs.get("correction")
+        correction = 1.0 if given is None else given
+        if not isinstance(correction, int | float):
+            raise Stop("a variance with a symbolic correction")
         p = self.program
         column = p.types[value].column
         assert column is not None
@@ -493,18 +505,25 @@ _VIEWS = (
 )
 
 
-def _mean(growth: Growth, value: str) -> str:
+def _writes(node: Node) -> bool:
+    """Whether a node changes a tensor in place: nothing may move past it."""
+    schema = getattr(node.target, "_schema", None)
+    return schema is not None and schema.is_mutable
+
+
+def _mean(growth: Growth, node: Node, value: str) -> str:
     p = growth.program
     column = p.types[value].column
     assert column is not None
     return apply(p, "div", p.reduce("sum", value), p.extent(column))
 
 
-_REDUCTIONS: dict[Any, Callable[[Growth, str], str]] = {
-    aten.sum.dim_IntList: lambda growth, value: growth.program.reduce("sum", value),
-    aten.amax.default: lambda growth, value: growth.program.reduce("max", value),
-    aten.amin.default: lambda growth, value: growth.program.reduce("min", value),
+_REDUCTIONS: dict[Any, Callable[[Growth, Node, str], str]] = {
+    aten.sum.dim_IntList: lambda growth, node, value: growth.program.reduce("sum", value),
+    aten.amax.default: lambda growth, node, value: growth.program.reduce("max", value),
+    aten.amin.default: lambda growth, node, value: growth.program.reduce("min", value),
     aten.mean.dim: _mean,
+    aten.var.correction: lambda growth, node, value: growth.variance_and_mean(node, value)[0],
 }
 _MOMENTS = (aten.var_mean.correction,)
 

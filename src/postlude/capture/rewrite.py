@@ -23,6 +23,14 @@ class NotExpressible(Exception):
     """The Region can't be put into the graph; the message says why. The graph is untouched."""
 
 
+class Refused(Exception):
+    """An absorbed node's value is needed outside in a form that no result has: grow again without the node."""
+
+    def __init__(self, node: Node) -> None:
+        super().__init__(node.name)
+        self.node = node
+
+
 @dataclass(frozen=True)
 class Plan:
     """A Region ready to be put in: the normal form, the source of each operand, and the nodes each result stands for."""
@@ -38,6 +46,7 @@ def plan(growth: Growth) -> Plan:
 
     Raises:
         NotExpressible: there are more results than the op has overloads for, or none.
+        Refused: a node must stay outside.
     """
     absorbed = set(growth.absorbed)
     results: dict[Yield, list[Node]] = {}
@@ -45,8 +54,8 @@ def plan(growth: Growth) -> Plan:
         if all(user in absorbed for user in node.users):
             continue
         axes = growth.program.types[value.name].axes
-        if value.form is Form.TILE and growth.program.types[value.name].column is None:
-            raise NotExpressible(f"{node.name} repeats one value along its columns")
+        if value.form is Form.REPEATED:
+            raise Refused(node)
         order = layout_order(node.meta["val"], len(growth.batch) + 2)
         results.setdefault(Yield(axes, node.meta["val"].dtype, value.name, order), []).append(node)
     if not results:
@@ -111,6 +120,40 @@ def _call(graph: Graph, target: Any, *arguments: Any) -> Node:
     values = torch.fx.node.map_arg(arguments, lambda n: n.meta["val"])
     node.meta["val"] = target(*values)
     return node
+
+
+def read_sizes_from_inputs(graph: Graph) -> None:
+    """Let sizes of computed tensors be read from the graph's inputs where both are the same symbol.
+
+    Otherwise a size of a tensor that becomes part of a Region would depend on the Region.
+    """
+    known: dict[sympy.Expr, Node] = {}
+    inputs = graph.find_nodes(op="placeholder")
+    for node in inputs:
+        value = node.meta.get("val")
+        if isinstance(value, torch.SymInt):
+            known.setdefault(value.node.expr, node)
+    for node in graph.find_nodes(op="call_function", target=aten.sym_size.int):
+        value = node.meta.get("val")
+        if not isinstance(value, torch.SymInt):
+            continue
+        expression = value.node.expr
+        if expression not in known and (place := _input_with(inputs, expression)):
+            with graph.inserting_after(inputs[-1]):
+                known[expression] = _call(graph, aten.sym_size.int, *place)
+        if known.get(expression, node) is not node:
+            node.replace_all_uses_with(known[expression])
+            graph.erase_node(node)
+
+
+def _input_with(inputs: Sequence[Node], expression: sympy.Expr) -> tuple[Node, int] | None:
+    for node in inputs:
+        value = node.meta.get("val")
+        if isinstance(value, torch.Tensor):
+            for dim, size in enumerate(value.shape):
+                if isinstance(size, torch.SymInt) and size.node.expr == expression:
+                    return node, dim
+    return None
 
 
 class SizeNodes:
