@@ -45,7 +45,8 @@ class KernelLoadError(PostludeError):
     def __init__(self, path: str, reason: str) -> None:
         super().__init__(
             f"The compiled kernel {path} could not be loaded: {reason}. An object built by this version of Postlude on"
-            " this machine was expected. Remove the cache folder and run again; if it stays, look whether the folder is mounted 'noexec'."
+            " this machine was expected. Remove the cache folder and run again; if it stays, look whether the"
+            " folder is mounted 'noexec'."
         )
 
 

@@ -155,6 +155,18 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_after_fork)
 
 
+_started: set[Callable[[], Any]] = set()
+
+
+def background(job: Callable[[], Any]) -> None:
+    """Run a job on the compiling threads, once per process, for its side effect."""
+    with _pending_lock:
+        if job in _started:
+            return
+        _started.add(job)
+    _workers.submit(job)
+
+
 def _tools(isa: Isa | None) -> tuple[Compiler, Isa]:
     compiler = toolchain.compiler()
     return compiler, toolchain.usable(toolchain.detect() if isa is None else isa, compiler)

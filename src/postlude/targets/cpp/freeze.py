@@ -28,6 +28,10 @@ What can't be seen: writes through a raw address that was taken before the weigh
 tensor's storage (`p.data_ptr()` kept as an integer, in ctypes or in a C extension, and written through later). Nothing in
 torch can see these. And, as in eager mode, a write in one thread while another thread runs the kernel is a race.
 
+What fails: to resize the storage of a packed weight (`untyped_storage().resize_`, growing with `resize_`) and then write to it.
+Torch's copy-on-write storages don't support that: it raises an internal assertion, and nothing stale is ever computed. `release`
+makes all weights ordinary again.
+
 Making a storage copy-on-write costs no memory until the weight is written; then the old contents live on until the next call
 notices, or the weight dies. The packed form is as large as the weight. Both are freed when the weight's storage dies.
 """
@@ -115,13 +119,18 @@ def freeze(kernel: Kernel, operands: tuple[int, ...]) -> Kernel:
 
 
 def release() -> int:
-    """Free every packed form; returns how many there were. Kernels go on and pack anew what they meet again."""
+    """Free every packed form and make the weights' storages ordinary again; returns how many forms there were.
+
+    Kernels go on, and pack anew what they meet again.
+    """
     count = 0
     with _lock:
         weights = list(_weights.values())
         _weights.clear()
         for weight in weights:
             count += _forget(weight)
+            if storage := weight.watch():
+                storage.data_ptr()  # the last holder of the memory: this makes it an ordinary storage, without a copy
     return count
 
 

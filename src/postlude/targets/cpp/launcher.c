@@ -106,7 +106,10 @@ static int describe(PyObject *object, Py_ssize_t index, int writable, DLTensor *
     out->device.device_id = 0;
     out->byte_offset = 0;
   } else {
-    if (torch.dltensor(object, out)) return fail(index, "can't be described by DLPack");
+    if (torch.dltensor(object, out)) {
+      PyErr_Clear(); /* torch's reasons have many types; ours is one */
+      return fail(index, "can't be described by DLPack");
+    }
     if (out->device.device_type != DL_CPU) return fail(index, "is on another device");
   }
   return 0;

@@ -334,11 +334,14 @@ class SlowKernel:
 def _describe(tensor: torch.Tensor, index: int) -> _DLTensor:
     if not isinstance(tensor, torch.Tensor) or tensor.layout != torch.strided or tensor.device.type != "cpu":
         raise TypeError(f"argument {index} of a Postlude kernel is a {type(tensor)}; a dense tensor on the CPU was expected")
+    address = tensor.data_ptr()
+    if not address and tensor.numel():
+        raise TypeError(f"argument {index} of a Postlude kernel has no memory (it is fake, or was freed)")
     dimensions = tensor.dim()
     array = ctypes.c_int64 * max(dimensions, 1)
     code, bits = _DTYPES[tensor.dtype]
     return _DLTensor(
-        tensor.data_ptr(),
+        address,
         1,
         0,
         dimensions,
@@ -352,6 +355,6 @@ def _describe(tensor: torch.Tensor, index: int) -> _DLTensor:
 
 
 def submit() -> None:
-    """Start building what every call needs, in the background: the launcher and the microkernels."""
+    """Start building what every call needs, in the background: the launcher and the microkernels. Cheap to call again."""
     build.submit_micro()
-    threading.Thread(target=extension, name="postlude-launcher", daemon=True).start()
+    build.background(extension)
