@@ -259,7 +259,8 @@ void dot_tile(int64_t k, const typename Step::Left *a, int64_t lda, const typena
         VA bv[4];
         POSTLUDE_UNROLL for (int j = 0; j < 4; ++j) bv[j] = Step::load_b(b[j] + i + u * Step::step);
         POSTLUDE_UNROLL for (int r = 0; r < R; ++r) {
-          const VA av = Step::load_a(a + r * lda + i + u * Step::step);
+          VA av = Step::load_a(a + r * lda + i + u * Step::step);
+          POSTLUDE_KEEP(av);
           POSTLUDE_UNROLL for (int j = 0; j < 4; ++j) acc[u][r][j] = Step::multiply(acc[u][r][j], av, bv[j]);
         }
       }

@@ -25,6 +25,18 @@
 #endif
 #define POSTLUDE_INLINE inline __attribute__((always_inline))
 
+// Keeps a vector in a register: GCC prefers to load it again as the memory operand of each product, and the load ports then
+// limit the kernel (185 instead of 250 GF/s).
+#if defined(__AVX512F__)
+#define POSTLUDE_KEEP(v) asm("" : "+v"(v))
+#elif defined(__x86_64__)
+#define POSTLUDE_KEEP(v) asm("" : "+x"(v))
+#elif defined(__aarch64__)
+#define POSTLUDE_KEEP(v) asm("" : "+w"(v))
+#else
+#define POSTLUDE_KEEP(v) (void)0
+#endif
+
 namespace postlude {
 
 typedef float VecF __attribute__((vector_size(kVectorBytes)));
