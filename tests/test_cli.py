@@ -17,7 +17,7 @@ from postlude.demo.timing import Timing, geometric_mean, interleave
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from click.testing import Result
+    from typer.testing import Result
 
 
 def run(*arguments: str) -> Result:

@@ -144,12 +144,15 @@ def run(
         asked = tokenizer(queries or QUERIES)
         searches = _search(modes[ours](*asked.arguments).double(), embeddings[ours], queries or QUERIES, corpus)
 
+        progress("Asking what was fused...")
+        fusion = _fusion(model, whole) if backend == "postlude" else None
+
     return Report(
         dtype=dtype,
         environment=environment(),
         ours=ours,
         searches=searches,
-        fusion=_fusion(model, whole) if backend == "postlude" else None,
+        fusion=fusion,
         errors={name: _error(embedding, exact) for name, embedding in embeddings.items()},
         points=points,
         compile_seconds=compile_seconds,
@@ -178,7 +181,7 @@ def _error(embedding: Tensor, exact: Tensor) -> Error:
 
 
 def _fusion(model: minilm.SentenceEncoder, tokens: minilm.Tokens) -> Fusion:
-    from postlude import explain
+    from postlude.explain import explain
 
     # Dynamo's state is reset on the way, so this comes after everything that uses compiled models.
     explanation = explain(minilm.separate_copy(model), *tokens.arguments)
