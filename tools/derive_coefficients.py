@@ -9,6 +9,7 @@ rounded to float one by one, most important first, and the others are fitted aga
 
 from __future__ import annotations
 
+import itertools
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -123,35 +124,49 @@ APPROXIMATIONS: dict[str, Approximation] = {
     "exp": Approximation(mpmath.exp, (-HALF_LN2, HALF_LN2), range(7), lambda x: mpmath.exp(-x), {0: 1, 1: 1}),
     "exp2": Approximation(lambda x: mpf(2) ** x, (-0.50001, 0.50001), range(7), lambda x: mpf(2) ** -x, {0: 1}),
     "expm1": Approximation(
-        divided(mpmath.expm1, lambda x: x, 2, mpf(1) / 2), (-HALF_LN2, HALF_LN2), range(6),
+        divided(mpmath.expm1, lambda x: x, 2, mpf(1) / 2),
+        (-HALF_LN2, HALF_LN2),
+        range(6),
         lambda x: mpf(0) if abs(x) < 1e-18 else abs(x**2 / mpmath.expm1(x)),
     ),
     # log(1 + f) = f - f^2 / 2 + f^3 P(f)
     "log": Approximation(
-        divided(mpmath.log1p, lambda f: f - f**2 / 2, 3, mpf(1) / 3), (SQRT_HALF - 1, SQRT_2 - 1), range(8),
+        divided(mpmath.log1p, lambda f: f - f**2 / 2, 3, mpf(1) / 3),
+        (SQRT_HALF - 1, SQRT_2 - 1),
+        range(8),
         lambda f: mpf(0) if abs(f) < 1e-18 else f**3 / mpmath.log1p(f),
     ),
     # sin(x) = x + x^3 P(x^2), cos(x) = 1 - x^2 / 2 + x^4 P(x^2)
     "sin": Approximation(
-        lambda x: mpf(-1) / 6 if abs(x) < 1e-18 else (mpmath.sin(mpmath.sqrt(x)) / mpmath.sqrt(x) - 1) / x, (0, PI_4**2), range(4),
-        lambda x: mpf(1) if abs(x) < 1e-18 else x**mpf(1.5) / mpmath.sin(mpmath.sqrt(x)),
+        lambda x: mpf(-1) / 6 if abs(x) < 1e-18 else (mpmath.sin(mpmath.sqrt(x)) / mpmath.sqrt(x) - 1) / x,
+        (0, PI_4**2),
+        range(4),
+        lambda x: mpf(1) if abs(x) < 1e-18 else x ** mpf(1.5) / mpmath.sin(mpmath.sqrt(x)),
     ),
     "cos": Approximation(
-        lambda x: mpf(1) / 24 if abs(x) < 1e-18 else (mpmath.cos(mpmath.sqrt(x)) - 1 + x / 2) / x**2, (0, PI_4**2), range(3),
+        lambda x: mpf(1) / 24 if abs(x) < 1e-18 else (mpmath.cos(mpmath.sqrt(x)) - 1 + x / 2) / x**2,
+        (0, PI_4**2),
+        range(3),
         lambda x: x**2 / mpmath.cos(mpmath.sqrt(x)),
     ),
     # erf(x) = x + x P(x^2) for |x| < ERF_BRANCH, else 1 - exp(-Q(|x|))
     "erf_small": Approximation(
         lambda x: 2 / mpmath.sqrt(mpmath.pi) - 1 if abs(x) < 1e-18 else mpmath.erf(mpmath.sqrt(x)) / mpmath.sqrt(x) - 1,
-        (0, (ERF_BRANCH * 1.001) ** 2), range(7), lambda x: mpf(1),
+        (0, (ERF_BRANCH * 1.001) ** 2),
+        range(7),
+        lambda x: mpf(1),
     ),
     "erf_large": Approximation(
-        lambda x: -mpmath.log(mpmath.erfc(x)), (ERF_BRANCH * 0.999, 3.95), range(7),
+        lambda x: -mpmath.log(mpmath.erfc(x)),
+        (ERF_BRANCH * 0.999, 3.95),
+        range(7),
         lambda x: mpmath.erfc(x) / mpmath.erf(x),
     ),
     # tanh(x) = x + x^3 P(x^2) for |x| < 0.65
     "tanh_small": Approximation(
-        lambda x: mpf(-1) / 3 if abs(x) < 1e-18 else (mpmath.tanh(mpmath.sqrt(x)) / mpmath.sqrt(x) - 1) / x, (0, 0.6251**2), range(5),
+        lambda x: mpf(-1) / 3 if abs(x) < 1e-18 else (mpmath.tanh(mpmath.sqrt(x)) / mpmath.sqrt(x) - 1) / x,
+        (0, 0.6251**2),
+        range(5),
         lambda x: x,
     ),
 }
@@ -189,7 +204,7 @@ def equal_steps(step: float, count: int) -> list[Interval]:
 def half_octaves(first: float, count: int) -> list[Interval]:
     """[0, first], then two intervals from each power of two to the next: the bits of a float number them."""
     bounds = [first * 2.0 ** (i // 2) * (1.5 if i % 2 else 1.0) for i in range(count)]
-    return [(0.0, first, 0.0)] + [(low, high, (low + high) / 2) for low, high in zip(bounds, bounds[1:], strict=False)]
+    return [(0.0, first, 0.0)] + [(low, high, (low + high) / 2) for low, high in itertools.pairwise(bounds)]
 
 
 def literal(value: float) -> str:

@@ -182,7 +182,9 @@ class _GroupWriter:
         self.group: Group = self.region.groups[number]
         self.plan: Plan = plan(self.region, self.group)
         if self.plan.scratch_rows > _MOST_SCRATCH_ROWS:
-            raise UnsupportedRegion(f"its epilogue keeps {self.plan.scratch_rows} rows, at most {_MOST_SCRATCH_ROWS} are possible")
+            raise UnsupportedRegion(
+                f"its epilogue keeps {self.plan.scratch_rows} rows, at most {_MOST_SCRATCH_ROWS} are possible"
+            )
         self.operands = {o.name: (i, o) for i, o in enumerate(self.region.operands)}
         self.single = self.group.contractions[0].accumulate != torch.float64
         self.compute = "float" if self.single else "double"

@@ -3,10 +3,38 @@
 ``{0}``, ``{1}``, ... stand for the inputs. An op that is missing here cannot be generated, and a test says so.
 """
 
-#: Op name -> C++ expression.
-EXPRESSIONS: dict[str, str] = {
+#: One or a few instructions: as cheap to compute again as to keep in memory.
+CHEAP: dict[str, str] = {
     "neg": "-{0}",
     "abs": "abs({0})",
+    "relu": "relu({0})",
+    "floor": "floor({0})",
+    "ceil": "ceil({0})",
+    "trunc": "trunc({0})",
+    "round": "round({0})",
+    "isnan": "isnan({0})",
+    "isinf": "isinf({0})",
+    "add": "{0} + {1}",
+    "sub": "{0} - {1}",
+    "mul": "{0} * {1}",
+    "maximum": "maximum({0}, {1})",
+    "minimum": "minimum({0}, {1})",
+    "copysign": "copysign({0}, {1})",
+    "eq": "{0} == {1}",
+    "ne": "{0} != {1}",
+    "lt": "{0} < {1}",
+    "le": "{0} <= {1}",
+    "gt": "{0} > {1}",
+    "ge": "{0} >= {1}",
+    "logical_and": "{0} & {1}",
+    "logical_or": "{0} | {1}",
+    "logical_xor": "{0} ^ {1}",
+    "logical_not": "~{0}",
+    "where": "select({0}, {1}, {2})",
+}
+
+#: The others.
+EXPENSIVE: dict[str, str] = {
     "sign": "sign({0})",
     "exp": "exp({0})",
     "exp2": "exp2({0})",
@@ -22,7 +50,6 @@ EXPRESSIONS: dict[str, str] = {
     "erfc": "erfc({0})",
     "tanh": "tanh({0})",
     "sigmoid": "sigmoid({0})",
-    "relu": "relu({0})",
     "sin": "sin({0})",
     "cos": "cos({0})",
     "tan": "tan({0})",
@@ -31,35 +58,15 @@ EXPRESSIONS: dict[str, str] = {
     "atan": "atan({0})",
     "sinh": "sinh({0})",
     "cosh": "cosh({0})",
-    "floor": "floor({0})",
-    "ceil": "ceil({0})",
-    "trunc": "trunc({0})",
-    "round": "round({0})",
-    "isnan": "isnan({0})",
-    "isinf": "isinf({0})",
-    "add": "{0} + {1}",
-    "sub": "{0} - {1}",
-    "mul": "{0} * {1}",
     "div": "{0} / {1}",
-    "maximum": "maximum({0}, {1})",
-    "minimum": "minimum({0}, {1})",
     "pow": "pow({0}, {1})",
     "atan2": "atan2({0}, {1})",
     "fmod": "fmod({0}, {1})",
     "remainder": "remainder({0}, {1})",
-    "copysign": "copysign({0}, {1})",
-    "eq": "{0} == {1}",
-    "ne": "{0} != {1}",
-    "lt": "{0} < {1}",
-    "le": "{0} <= {1}",
-    "gt": "{0} > {1}",
-    "ge": "{0} >= {1}",
-    "logical_and": "{0} & {1}",
-    "logical_or": "{0} | {1}",
-    "logical_xor": "{0} ^ {1}",
-    "logical_not": "~{0}",
-    "where": "select({0}, {1}, {2})",
 }
+
+#: Op name -> C++ expression.
+EXPRESSIONS: dict[str, str] = CHEAP | EXPENSIVE
 
 #: Powers with one of these constants as exponent, as ATen computes them too.
 POWERS: dict[float, str] = {
@@ -74,10 +81,3 @@ POWERS: dict[float, str] = {
 
 #: Accumulator of each reduction.
 ACCUMULATORS: dict[str, str] = {"sum": "Sum", "max": "Max", "min": "Min"}
-
-#: Ops whose value is as cheap to compute again as to keep in memory. The planner counts 1 for each, and EXPENSIVE for others.
-CHEAP = frozenset(
-    "neg abs relu add sub mul maximum minimum eq ne lt le gt ge where copysign isnan isinf".split()
-    + ["logical_and", "logical_or", "logical_xor", "logical_not", "floor", "ceil", "trunc", "round"]
-)
-EXPENSIVE = 8

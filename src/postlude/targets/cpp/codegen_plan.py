@@ -15,10 +15,13 @@ from dataclasses import dataclass, field
 import torch
 
 from postlude.ir import Apply, Contract, Group, Operand, Reduce, Region, Round, Statement, Yield
-from postlude.targets.cpp.codegen_ops import CHEAP, EXPENSIVE
+from postlude.targets.cpp.codegen_ops import CHEAP
 
 #: A value is kept in memory if computing it again costs more than this many loads and cheap operations.
 RECOMPUTE_LIMIT = 3
+
+#: What an op that is not cheap counts.
+EXPENSIVE_COST = 8
 
 
 @dataclass(frozen=True)
@@ -162,14 +165,14 @@ class _Planner:
             if value in seen or not self.looped(value):
                 continue
             seen.add(value)
-            if value in kept and value != name or value in self.contractions:
+            if (value in kept and value != name) or value in self.contractions:
                 cost += 1
             elif value in self.operands:
                 cost += 1 + (self.operands[value].dtype not in (torch.float32, torch.float64))
             else:
                 statement = self.definitions[value]
                 cheap = isinstance(statement, Round) or (isinstance(statement, Apply) and statement.op in CHEAP)
-                cost += 1 if cheap else EXPENSIVE
+                cost += 1 if cheap else EXPENSIVE_COST
                 stack.extend(statement.inputs)
         return cost
 

@@ -395,7 +395,7 @@ POSTLUDE_INLINE F32 tanh(F32 x) {
   const F32 small = x + x * square * polynomial(square, -0.333332837f, 0.133314833f, -0.0537427738f, 0.0206480622f, -0.00571406353f);
   const F32 doubled = t + t, shifted = doubled * kLog2E + shifter<F32>;
   const F32 large = 1 - 2 / (1 + scale(exp_reduced(doubled, shifted), shifted));
-  return select(t < 0.625f, small, copysign(large, x));
+  return copysign(select(t < 0.625f, small, large), x);
 }
 #endif
 
@@ -418,7 +418,8 @@ POSTLUDE_INLINE F32 sine(F32 x) {
   const F32 s = r + r * square * polynomial(square, -0.166666672f, 0.00833374914f, -0.000200134324f, 4.4903104e-06f);
   const F32 c = 1 + square * (square * polynomial(square, 0.0416666456f, -0.00138873095f, 2.44323273e-05f) - 0.5f);
   const F32 result = select((quadrant & 1) != 0, c, s);
-  return bit_cast<F32>(bit_cast<I32>(result) ^ ((quadrant & 2) << 30));
+  const F32 signed_result = bit_cast<F32>(bit_cast<I32>(result) ^ ((quadrant & 2) << 30));
+  return quarter_turns == 0 ? select(x == 0, x, signed_result) : signed_result;  // -0.0
 #else
   return quarter_turns == 0 ? sin_lanes(x) : cos_lanes(x);
 #endif
