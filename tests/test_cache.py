@@ -3,6 +3,7 @@
 import errno
 import multiprocessing
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -168,6 +169,48 @@ def test_file_in_place_of_the_folder(tmp_path: Path) -> None:
     uses_private_folder(Cache(tmp_path / "cache"), "not a folder|Not a directory")
 
 
+def test_entries_on_a_read_only_disk_are_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    root = tmp_path / "cache"
+    baked = Cache(root).get_or_build(KEY, writes(b"baked"))
+    monkeypatch.setattr(os, "access", lambda path, mode: not Path(path).is_relative_to(root))
+    store = Cache(root)
+    with pytest.warns(CacheWarning, match="Read-only"):
+        assert store.get_or_build(KEY, never) == baked
+    assert not store.get_or_build(OTHER, writes(b"other")).is_relative_to(root)
+    assert store.get_or_build(KEY, never) == baked
+    (baked / "object").write_bytes(b"corrupt")
+    assert (store.get_or_build(KEY, writes(b"new")) / "object").read_bytes() == b"new"
+
+
+def test_entries_on_a_full_disk_are_used(tmp_path: Path) -> None:
+    store = Cache(tmp_path / "cache")
+    entry = store.get_or_build(KEY, writes(b"one"))
+
+    def build(folder: Path) -> None:
+        if folder.is_relative_to(store.root):
+            raise OSError(errno.ENOSPC, "full")
+        (folder / "object").write_bytes(b"other")
+
+    with pytest.warns(CacheWarning):
+        store.get_or_build(OTHER, build)
+    assert store.get_or_build(KEY, never) == entry
+
+
+def test_no_home_folder() -> None:
+    with pytest.warns(CacheWarning, match="not absolute"):
+        assert Cache(Path("~/.cache/postlude")).get(KEY) is None
+    assert not Path("~").exists()
+
+
+def test_entry_that_can_not_be_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = Cache(tmp_path / "cache")
+    entry = store.get_or_build(KEY, writes(b"one"))
+    (entry / "object").write_bytes(b"corrupt")
+    monkeypatch.setattr(Cache, "_discard", lambda self, entry: None)
+    with pytest.warns(CacheWarning, match="not empty"):
+        assert (store.get_or_build(KEY, writes(b"one")) / "object").read_bytes() == b"one"
+
+
 @not_root
 def test_read_only_folder(tmp_path: Path) -> None:
     (tmp_path / "cache").mkdir()
@@ -331,6 +374,15 @@ def test_prune_removes_the_least_recently_used(tmp_path: Path) -> None:
     assert removed == 6
     assert [key for key in keys if store.get(key)] == [keys[0], *keys[7:]]
     assert store.prune(limit=each * 5) == 0
+
+
+def test_folder_removed_meanwhile(tmp_path: Path) -> None:
+    store = Cache(tmp_path / "cache")
+    store.get_or_build(KEY, writes(b"one"))
+    shutil.rmtree(tmp_path / "cache")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert store.get_or_build(KEY, writes(b"one")).is_relative_to(tmp_path / "cache")
 
 
 def test_clear(tmp_path: Path) -> None:

@@ -12,8 +12,8 @@ Rules, each for a reason:
 - Every file is hashed before it is handed out. What does not match its manifest is removed and built again. Files are data or
   shared objects; nothing is ever unpickled.
 - Shared objects run in this process, so the folders are ours and 0700, and a root that belongs to somebody else or that others
-  can write to is refused. Then, as with a read-only or full disk, entries go to a private temporary folder that lives as long
-  as the process, and one warning says so.
+  can write to is refused. Then, as with a read-only or full disk, new entries go to a private temporary folder that lives as
+  long as the process, and one warning says so. Entries of our own on a read-only disk are still used.
 - Many processes that need the same key at once: one holds the lock and builds, the others wait. The kernel drops the lock of a
   process that dies; a holder that hangs is waited for `LOCK_PATIENCE` seconds, after which building twice is harmless, since
   whoever renames second finds the entry there and takes it.
@@ -58,7 +58,9 @@ _LITTER_AGE = 3600.0
 _TOUCH_INTERVAL = 3600.0
 
 #: The disk does not take what we write, through no fault of the entry.
-_DISK_ERRORS = frozenset({errno.ENOSPC, errno.EROFS, errno.EACCES, errno.EPERM, errno.EDQUOT, errno.EIO, errno.ENOENT})
+_DISK_ERRORS = frozenset(
+    {errno.ENOSPC, errno.EROFS, errno.EACCES, errno.EPERM, errno.EDQUOT, errno.EIO, errno.ENOENT, errno.ENOTEMPTY}
+)
 
 
 class CacheWarning(UserWarning):
@@ -109,6 +111,7 @@ class Cache:
         self.root = Path(root)
         self.limit = limit
         self._folder = self.root / _LAYOUT
+        self._read_only: Path | None = None  # entries to read besides those in _folder
         self._ready = False
         self._lock = threading.RLock()
         self._puts = 0
@@ -120,12 +123,13 @@ class Cache:
         with self._lock:
             if not self._ready:
                 try:
+                    if not self.root.is_absolute():
+                        raise _FolderRefusedError(f"{self.root} is not absolute (has this user no home folder?)")
                     for folder in (self.root, self._folder, *(self._folder / n for n in ("objects", "building", "locks"))):
                         _make_private(folder)
-                    if not os.access(self._folder / "building", os.W_OK):
-                        # Entries that are there can still be read; only `building` moves.
-                        raise OSError(errno.EROFS, os.strerror(errno.EROFS), str(self.root))
                     self._ready = True
+                    if not os.access(self._folder / "building", os.W_OK):
+                        raise OSError(errno.EROFS, os.strerror(errno.EROFS), str(self.root))
                 except OSError as error:
                     self._move_to_private(error)
             return self._folder
@@ -136,6 +140,8 @@ class Cache:
             atexit.register(_remove_own, folder, os.getpid())
             for name in ("objects", "building", "locks"):
                 (folder / name).mkdir(mode=0o700)
+            if self._ready:  # the real folder is ours; it only takes nothing new
+                self._read_only = self._folder
             self._folder = folder
             self._ready = True
         why = str(reason) if isinstance(reason, _FolderRefusedError) else f"{reason.strerror or reason} ({self.root})"
@@ -157,8 +163,8 @@ class Cache:
         folder.mkdir(mode=0o700, exist_ok=True)
         return folder
 
-    def _entry(self, key: str) -> Path:
-        return self._folder / "objects" / key[:2] / key
+    def _entry(self, key: str, folder: Path | None = None) -> Path:
+        return (folder or self._folder) / "objects" / key[:2] / key
 
     def unlock_after_fork(self) -> None:
         """Called in the child of a fork."""
@@ -170,20 +176,14 @@ class Cache:
         """The folder of an entry whose every file is as it was written, or None."""
         self._prepare()
         entry = self._entry(key)
-        try:
-            manifest = json.loads((entry / _MANIFEST).read_bytes())
-            files = manifest["files"]
-            if manifest["key"] != key or not all(_digest(entry / name) == digest for name, digest in files.items()):
-                raise ValueError("contents differ from the manifest")
-        except FileNotFoundError:
-            if entry.exists():
-                self.remove(key)
-            return None
-        except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        if _is_whole(entry, key):
+            self._touch(entry / _MANIFEST)
+            return entry
+        if entry.exists():
             self.remove(key)
-            return None
-        self._touch(entry / _MANIFEST)
-        return entry
+        if self._read_only and _is_whole(baked := self._entry(key, self._read_only), key):
+            return baked
+        return None
 
     @staticmethod
     def _touch(manifest: Path) -> None:
@@ -204,10 +204,14 @@ class Cache:
         except OSError as error:
             if self.private or error.errno not in _DISK_ERRORS:
                 raise
-            self._move_to_private(error)
+            if error.errno == errno.ENOENT and not self._folder.exists():
+                self._ready = False  # somebody cleared the user's caches: make the folders again
+            else:
+                self._move_to_private(error)
             return self._build_locked(key, build)
 
     def _build_locked(self, key: str, build: Callable[[Path], None]) -> Path:
+        self._prepare()
         with self._locked(key):
             if entry := self.get(key):  # somebody built it while we waited
                 return entry
@@ -339,6 +343,15 @@ class Cache:
         for entry, _, _ in entries:
             self._discard(entry)
         return len(entries)
+
+
+def _is_whole(entry: Path, key: str) -> bool:
+    """Whether an entry is there with every file as it was written."""
+    try:
+        manifest = json.loads((entry / _MANIFEST).read_bytes())
+        return manifest["key"] == key and all(_digest(entry / name) == digest for name, digest in manifest["files"].items())
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return False
 
 
 def _try_lock(descriptor: int) -> bool:

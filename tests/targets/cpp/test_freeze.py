@@ -372,6 +372,16 @@ def test_alias_is_not_packed_while_it_lives(kernel: launcher.Kernel) -> None:
     assert call(kernel, X, model.weight, 100) == "packed"
 
 
+def test_scarce_memory(kernel: launcher.Kernel, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(freeze, "available_memory", lambda: N * K * 4)
+    weight = torch.randn(N, K)
+    assert call(kernel, X, weight, 20) == "natural"
+    monkeypatch.undo()
+    assert call(kernel, X, weight, 100) == "packed"
+    assert 1 << 20 < freeze.available_memory() < 1 << 62
+    assert freeze.available_memory(tmp_path / "missing") == 1 << 62
+
+
 def test_subclass_is_not_packed(kernel: launcher.Kernel) -> None:
     class Marked(torch.Tensor):
         pass
@@ -426,8 +436,11 @@ def test_mapped_safetensors(kernel: launcher.Kernel, tmp_path: Path) -> None:
     version = weight._version
     assert call(kernel, X, weight, 40) == "packed"
     assert weight._version == version
+    assert freeze.packed_bytes() == N * K * 4
     weight.data[2, 3] = 42
     assert call(kernel, X, weight, 40) == "packed"
+    del weight
+    assert freeze.packed_bytes() == 0
 
 
 def test_mapped_torch_file(kernel: launcher.Kernel, tmp_path: Path) -> None:

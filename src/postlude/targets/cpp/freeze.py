@@ -22,6 +22,7 @@ whose packed forms do not live long enough to pay (training) is left alone for a
   nothing else in the process looks at those bytes; to the program this is no change;
 - something else holds its storage: an alias, a numpy array or DLPack consumer that was made earlier and writes without ATen, a
   collective or a copy that is under way, a graph that saved it for backward. This is asked again later;
+- the packed form would take a large part of the memory that is free. This is asked again later, too;
 - it is a subclass of Tensor, not on the CPU, not dense, or this torch lacks the functions that all of this needs.
 
 What can't be seen: writes through a raw address that was taken before the weight was packed and that holds no reference to the
@@ -67,6 +68,9 @@ LONGEST_PATIENCE = 4096
 
 #: How long a list of all live tensors serves: a model's weights come one after the other.
 _CENSUS_SECONDS = 1.0
+
+#: A packed form may take at most this part (one over it) of the memory that is free now.
+MEMORY_SHARE = 4
 
 _FOREVER = -1
 
@@ -194,6 +198,7 @@ _HELD = _Refusal("something else holds its storage", doubling=True)
 _SUBCLASS = _Refusal("not a plain tensor")
 _NOT_DENSE = _Refusal("not a dense tensor on the CPU")
 _FOREIGN = _Refusal("its memory is not managed by torch", doubling=True)
+_UNAFFORDABLE = _Refusal("there is too little free memory", doubling=True)
 _UNSUITABLE = _Refusal("the kernel packs no operand like this")
 
 
@@ -209,12 +214,16 @@ def _pack(use: _Use, tensor: Tensor, address: int) -> _Refusal | None:
     if use.met != address:
         use.met = address
         return _FIRST_TIME
-    if use.kernel.pack_size(use.index, tensor) <= 0:
+    bytes_needed = use.kernel.pack_size(use.index, tensor)
+    if bytes_needed <= 0:
         return _UNSUITABLE
+    if bytes_needed > available_memory() // MEMORY_SHARE:
+        return _UNAFFORDABLE
     if not _sole_owner(tensor):
         return _HELD
     clone = _clone(tensor)
     if clone is None and _move_home(tensor):
+        use = _use_of(use.kernel, use.index, tensor)  # the old storage has died
         clone = _clone(tensor)
     if clone is None:
         return _FOREIGN
@@ -314,6 +323,17 @@ def _alone() -> int:
     """The use count of a storage that one tensor (and the storage's own Python object) holds."""
     tensor = torch.empty(1, device="cpu")
     return int(torch._C._storage_Use_Count(tensor.untyped_storage()._cdata))
+
+
+def available_memory(meminfo: Path = Path("/proc/meminfo")) -> int:
+    """Bytes that can be allocated without swapping; very many where the system does not tell."""
+    try:
+        for line in meminfo.read_text().splitlines():
+            if line.startswith("MemAvailable:"):
+                return int(line.split()[1]) * 1024
+    except (OSError, ValueError):
+        pass
+    return 1 << 62
 
 
 def _sole_owner(tensor: Tensor) -> bool:

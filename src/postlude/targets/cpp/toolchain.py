@@ -129,8 +129,17 @@ def _run(command: tuple[str, ...], stdin: str | None = None) -> subprocess.Compl
 def _candidates() -> list[tuple[str, ...]]:
     found: list[tuple[str, ...]] = [(path,) for name in _NAMES if (path := shutil.which(name))]
     if find_spec("ziglang"):
-        found.append((sys.executable, "-m", "ziglang", "c++"))
+        found.append((sys.executable, "-m", "ziglang", "c++", *_zig_target()))
     return found
+
+
+def _zig_target() -> tuple[str, ...]:
+    """Zig brings C libraries for many systems: what it builds must use the one that this process runs on."""
+    library, version = platform.libc_ver()
+    if sys.platform != "linux" or library != "glibc":
+        return ()
+    oldest = min(version, "2.17", key=lambda text: [int(part) for part in text.split(".")])
+    return ("-target", f"{platform.machine()}-linux-gnu.{oldest}")
 
 
 def _probe(command: tuple[str, ...]) -> Compiler | None:
