@@ -338,6 +338,36 @@ def test_killed_while_building(tmp_path: Path) -> None:
 
 
 @posix
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
+def test_forked_while_building(tmp_path: Path) -> None:
+    """A child forked while the lock was held does not keep it from those who wait."""
+    store = Cache(tmp_path / "cache")
+    children: list[int] = []
+
+    def build(folder: Path) -> None:
+        (folder / "object").write_bytes(b"one")
+        child = os.fork()
+        if child == 0:
+            time.sleep(30)
+            os._exit(0)
+        children.append(child)
+        waiter.start()
+        time.sleep(0.2)
+
+    waiter = threading.Thread(target=store.get_or_build, args=(KEY, never))
+    start = time.monotonic()
+    try:
+        store.get_or_build(KEY, build)
+        waiter.join(10)
+        assert not waiter.is_alive()
+        assert time.monotonic() - start < 10
+    finally:
+        for child in children:
+            os.kill(child, signal.SIGKILL)
+            os.waitpid(child, 0)
+
+
+@posix
 def test_a_holder_that_hangs_is_not_waited_for_for_ever(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cache, "LOCK_PATIENCE", 0.2)
     store = Cache(tmp_path / "cache")

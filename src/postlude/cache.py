@@ -270,6 +270,9 @@ class Cache:
             if descriptor is not None:
                 with suppress(OSError):
                     path.unlink()
+                with suppress(OSError):
+                    # Closing would not do: a process forked meanwhile has the descriptor too, and would keep the lock.
+                    fcntl.flock(descriptor, fcntl.LOCK_UN)
                 os.close(descriptor)
 
     def remove(self, key: str) -> None:

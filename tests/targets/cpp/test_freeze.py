@@ -7,6 +7,7 @@ import gc
 import io
 import os
 import pickle
+import random
 import threading
 import weakref
 from collections.abc import Callable, Iterator
@@ -271,6 +272,69 @@ def test_write_is_seen(kernel: launcher.Kernel, write: Callable[[Model], None]) 
         toy.check(kernel, model.x, model.weight)
     model.weight.data.mul_(0.5)
     toy.check(kernel, model.x, model.weight)
+
+
+_SLOW = {"compiled write", "compiled optimizer", "LBFGS", "save, load, change", "share_memory"}
+_KEEP_THE_MODULE = {"weight norm", "prune", "new parameter", "swap_tensors", "to another dtype and back"}
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_random_programs(kernel: launcher.Kernel, seed: int) -> None:
+    """Calls, writes of all kinds, and aliases of all kinds that come, are written through, and go, in random order."""
+    generator = random.Random(seed)
+    torch.manual_seed(seed)
+    writes = [write for name, write in WRITES.items() if name not in _SLOW | _KEEP_THE_MODULE]
+    models = [Model().with_gradient() for _ in range(3)]
+    aliases: list[object] = []
+    packed = 0
+
+    def make_alias(weight: Tensor) -> None:
+        kinds = (
+            lambda: weight.detach(),
+            lambda: weight.detach().t(),
+            lambda: weight.data[1:],
+            lambda: weight.detach().numpy(),
+            lambda: np.from_dlpack(weight.detach()),
+            lambda: torch.from_dlpack(weight.detach()),
+            lambda: torch._lazy_clone(weight.detach()),
+        )
+        aliases.append(generator.choice(kinds)())
+
+    def write_alias() -> None:
+        if aliases:
+            alias = generator.choice(aliases)
+            if not isinstance(alias, np.ndarray) or alias.flags.writeable:
+                alias[...] = alias[...] * 0.5 + 0.25
+
+    for _ in range(250):
+        model = generator.choice(models)
+        match generator.randrange(12):
+            case 0:
+                generator.choice(writes)(model)
+            case 1:
+                make_alias(model.weight)
+            case 2:
+                write_alias()
+            case 3 if aliases:
+                aliases.pop(generator.randrange(len(aliases)))
+            case 4:
+                aliases.clear()
+            case 5:
+                assign(model, generator.choice(models).weight.detach().clone())
+                model.with_gradient()
+            case 6:
+                swap(model)
+                model.with_gradient()
+            case _:
+                pass
+        if model.weight.grad is None:
+            model.with_gradient()
+        for _ in range(generator.choice((1, 1, 2, 20))):
+            toy.check(kernel, model.x, model.weight)
+        packed += kernel.status(1, model.weight) == "packed"
+        if (weight := model.weight.detach()).abs().max() > 1e3 or not weight.isfinite().all():
+            model.weight.data = torch.randn(N, K)
+    assert packed > 30
 
 
 READS: dict[str, Callable[[Model], object]] = {
