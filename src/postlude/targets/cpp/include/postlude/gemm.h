@@ -37,6 +37,9 @@ int may_use_threads(int wanted);  // 1 in a forked child, where the pool of thre
 // Below how many rows weights are used where they lie, because packing them would cost more than it saves.
 constexpr int64_t kDotRows = 48, kInPlaceRows = 12;
 // One thread's share of L2 that a packed panel may fill, and the shared buffers' sizes.
+// Weights larger than this do not stay in L2 between calls: prefetch. `kNear` bytes ahead in a packed panel, where there is no
+// other block of rows to hide the reading of the next panel behind.
+constexpr int64_t kPrefetchBytes = 1 << 20, kNear = 16 << 10;
 constexpr int64_t kPanelBudget = 640 << 10, kRowsBudget = 8 << 20, kLeftBudget = 16 << 20, kKeepPacked = 4 << 20;
 
 enum class Form { packed, dot, in_place, pack };
@@ -62,6 +65,7 @@ struct Group {
   int64_t item = 0;               // bytes of an accumulator
   bool chained = false;           // the left operand is the previous group's `next`
   bool by_rows = false;
+  bool prefetch = false;  // the weights do not stay in L2
   // panels: tasks of rows_each rows for the first `whole` panels, of tail_each rows for the others
   int64_t whole = 0, rows_each = 0, tail_each = 0, tasks = 0, shared_at = 0;
 };
@@ -202,6 +206,7 @@ class Driver {
       g.batch = batch, g.m = m, g.n = right.rows.total, g.k = k;
     }
     g.panels = (g.n + g.width - 1) / g.width;
+    g.prefetch = g.n * g.k * element_bytes(info.right_type) * info.contractions > kPrefetchBytes;
     g.by_rows = g.info->batched || g.chained || g.info->feeds_next;
     if (g.chained) groups_[index - 1].by_rows = true;
     return 0;
@@ -326,6 +331,22 @@ class Driver {
       for (int64_t t = begin; t < std::min(begin + grain, count); ++t) body(t);
   }
 
+  // The same, and tells the body which task it will get next (-1: none): the ticket is drawn one visit early.
+  template <class Body>
+  void take_ahead(int64_t phase, int64_t count, int64_t grain, Body body) {
+    if (threads_ == 1) {
+      for (int64_t t = 0; t < count; ++t) body(t, t + 1 < count ? t + 1 : -1);
+      return;
+    }
+    std::atomic<int64_t> &next = counters_[phase].next;
+    int64_t begin = next.fetch_add(grain, std::memory_order_relaxed);
+    while (begin < count) {
+      const int64_t after = next.fetch_add(grain, std::memory_order_relaxed), end = std::min(begin + grain, count);
+      for (int64_t t = begin; t < end; ++t) body(t, t + 1 < end ? t + 1 : after < count ? after : -1);
+      begin = after;
+    }
+  }
+
   static void barrier(bool team) {
     if (team) {
 #pragma omp barrier
@@ -346,7 +367,7 @@ class Driver {
         });
         barrier(team);
       }
-      take(phase + 1, panel_tasks_, grain_, [&](int64_t t) { panel_task(t, first, rows); });
+      take_ahead(phase + 1, panel_tasks_, grain_, [&](int64_t t, int64_t following) { panel_task(t, following, first, rows); });
       if (whole_rows_) {
         barrier(team);
         const int64_t each = std::max<int64_t>(1, std::min<int64_t>(16, rows / (threads_ * 4)));
@@ -383,6 +404,8 @@ class Driver {
     int64_t ldb;      // elements
     int64_t per_k;    // bytes from one k to the next, over two k for bfloat16 pairs
     int64_t per;      // how many k these bytes are for
+    int64_t near;     // bytes ahead to prefetch where rows make one block only
+    int64_t half;     // bytes from the first to the second half of what one step reads
   };
 
   Panel panel(const Group &g, int c, int64_t p, int64_t item, int64_t rows, char *room) const {
@@ -391,13 +414,20 @@ class Driver {
     const View &v = r.view;
     const int64_t bytes = element_bytes(e), per = e == Element::bf16 ? 2 : 1;
     switch (form(g, r, rows, p)) {
-      case Form::packed: return {g.kernels.panel, r.packed + p * panel_bytes(e, g.k), 0, kPanelBytes, per};
-      case Form::dot: return {g.kernels.dot, v.at(item, p * g.width), v.rows.step(), bytes, 1};
-      case Form::in_place: return {g.kernels.in_place, v.at(item, p * g.width), v.stride_k, v.stride_k * bytes, 1};
+      case Form::packed: return {g.kernels.panel, r.packed + p * panel_bytes(e, g.k), 0, kPanelBytes, per, kNear, 128};
+      case Form::dot: return {g.kernels.dot, v.at(item, p * g.width), v.rows.step(), bytes, 1, 4 * v.rows.step() * bytes, 2 * v.rows.step() * bytes};
+      case Form::in_place: return {g.kernels.in_place, v.at(item, p * g.width), v.stride_k, v.stride_k * bytes, 1, 0, 0};
       case Form::pack: break;
     }
     pack_right(g, c, p, item, room);
-    return {g.kernels.panel, room, 0, kPanelBytes, per};
+    return {g.kernels.panel, room, 0, kPanelBytes, per, 0, 128};
+  }
+
+  // Where another panel will be read from.
+  static const char *next_data(const Group &g, int c, int64_t p) {
+    const Right &r = g.right[c];
+    if (r.packed != nullptr) return r.packed + p * panel_bytes(g.info->right_type, g.k);
+    return r.view.at(0, p * g.width);
   }
 
   static void pack_right(const Group &g, int c, int64_t p, int64_t item, char *room) {
@@ -406,27 +436,42 @@ class Driver {
     pack_panel_fast(g.info->right_type, room, v.at(item, p * g.width), v.stride_k, v.rows.step(), g.k, columns);
   }
 
-  void panel_task(int64_t task, int64_t first, int64_t rows) {
-    int index = 0;
-    for (;; ++index) {
-      const Group &g = groups_[index];
+  struct Tile {
+    int group;
+    int64_t panel, begin, end;  // rows
+  };
+
+  Tile tile_of(int64_t task, int64_t rows) const {
+    Tile tile{};
+    for (;; ++tile.group) {
+      const Group &g = groups_[tile.group];
       if (g.by_rows) continue;
       if (task < g.tasks) break;
       task -= g.tasks;
     }
-    const Group &g = groups_[index];
-    const int64_t ranges = (super_ + g.rows_each - 1) / g.rows_each;
-    int64_t p, begin, each = g.rows_each;
-    if (task < g.whole * ranges) {
-      p = task / ranges, begin = task % ranges * each;
-    } else {
+    const Group &g = groups_[tile.group];
+    int64_t each = g.rows_each, ranges = (super_ + each - 1) / each;
+    if (task >= g.whole * ranges) {
       task -= g.whole * ranges;
       each = g.tail_each;
-      const int64_t tail = (super_ + each - 1) / each;
-      p = g.whole + task / tail, begin = task % tail * each;
+      ranges = (super_ + each - 1) / each;
+      tile.panel = g.whole;
     }
-    const int64_t end = std::min(rows, begin + each);
+    tile.panel += task / ranges;
+    tile.begin = task % ranges * each;
+    tile.end = std::min(rows, tile.begin + each);
+    return tile;
+  }
+
+  void panel_task(int64_t task, int64_t following, int64_t first, int64_t rows) {
+    const auto [index, p, begin, end] = tile_of(task, rows);
     if (begin >= end) return;
+    const Group &g = groups_[index];
+    int64_t next_panel = -1;
+    if (following >= 0 && g.prefetch) {
+      const Tile next = tile_of(following, rows);
+      if (next.group == index && next.panel != p) next_panel = next.panel;
+    }
     Rows left[kMaxContractions];
     for (int c = 0; c < g.info->contractions; ++c) {
       const Left &l = g.left[c];
@@ -437,11 +482,11 @@ class Driver {
         left[c] = {shared_left_ + s.at + begin * s.stride * element_bytes(s.as), s.stride};
       }
     }
-    one_panel(g, 0, p, left, first + begin, end - begin, super_, g.info->whole_rows ? begin : -1);
+    one_panel(g, 0, p, next_panel, left, first + begin, end - begin, super_, g.info->whole_rows ? begin : -1);
   }
 
   // Rows times one panel of each contraction. shared_row < 0: the epilogue follows; else accumulators go to the shared rows.
-  void one_panel(const Group &g, int64_t item, int64_t p, const Rows *left, int64_t row, int64_t rows, int64_t pack_rows,
+  void one_panel(const Group &g, int64_t item, int64_t p, int64_t next_panel, const Rows *left, int64_t row, int64_t rows, int64_t pack_rows,
                  int64_t shared_row) {
     const int contractions = g.info->contractions;
     const Element e = g.info->right_type;
@@ -478,8 +523,17 @@ class Driver {
         void *acc[kMaxContractions];
         for (int c = 0; c < contractions; ++c) {
           acc[c] = c_base[c] + (shared_row >= 0 || split ? at * ldc * g.item : 0);
-          b[c].kernel(k1 - k0, left[c].data + (at * left[c].stride + k0) * left_bytes, left[c].stride, b[c].data + k0 / b[c].per * b[c].per_k,
-                      b[c].ldb, acc[c], ldc, size, columns, k0 > 0);
+          const char *from = b[c].data + k0 / b[c].per * b[c].per_k;
+          const char *ahead = nullptr;
+          if (g.prefetch) {
+            const int64_t left_to_do = blocks.count - i;
+            if (blocks.count == 1)
+              ahead = b[c].near == 0 ? nullptr : from + b[c].near;
+            else if (next_panel >= 0 && left_to_do <= 2 && k1 == g.k)  // half of the next panel with each of the last two blocks
+              ahead = next_data(g, c, next_panel) + (left_to_do == 1 ? b[c].half : 0);
+          }
+          b[c].kernel(k1 - k0, left[c].data + (at * left[c].stride + k0) * left_bytes, left[c].stride, from, b[c].ldb, acc[c], ldc, size,
+                      columns, k0 > 0, ahead, blocks.count == 1 ? 4 : 2);
         }
         if (shared_row < 0 && k1 == g.k)
           g.info->epilogue(tensors_, row + at, size, p * g.width, columns, acc, ldc, nullptr, 0);
@@ -546,7 +600,7 @@ class Driver {
       left_rows(g, item, begin, rows, fed, fed_stride, left);
       const int64_t flat = item * g.m + begin;
       if (columns_first) {
-        for (int64_t p = 0; p < g.panels; ++p) one_panel(g, item, p, left, flat, rows, rows, -1);
+        for (int64_t p = 0; p < g.panels; ++p) one_panel(g, item, p, -1, left, flat, rows, rows, -1);
         continue;
       }
       const int64_t full = g.panels * g.width;
@@ -566,14 +620,14 @@ class Driver {
           char *place = keep ? room + p * each : room;
           Panel b;
           if (keep && holds == source && form(g, g.right[c], g.m, p) == Form::pack)
-            b = {g.kernels.panel, place, 0, 0, 1};
+            b = {g.kernels.panel, place, 0, 0, 1, 0, 0};
           else
             b = panel(g, c, p, source, g.m, place);
           int64_t at = 0;
           for (int64_t r = 0; r < blocks.count; ++r) {
             const int size = blocks.size(r);
             b.kernel(g.k, left[c].data + at * left[c].stride * left_bytes, left[c].stride, b.data, b.ldb,
-                     out + (at * full + p * g.width) * g.item, full, size, columns, false);
+                     out + (at * full + p * g.width) * g.item, full, size, columns, false, nullptr, 0);
             at += size;
           }
         }

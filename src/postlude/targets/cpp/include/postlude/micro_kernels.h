@@ -2,12 +2,16 @@
 //
 // All have one signature, so that the driver treats a packed panel, weights [n, k] and weights [k, n] alike:
 //
-//     kernel(k, a, lda, b, ldb, c, ldc, rows, columns, accumulate)
+//     kernel(k, a, lda, b, ldb, c, ldc, rows, columns, accumulate, ahead, lines)
 //
 //   a        rows of the left operand, k stride 1, lda elements apart: float, double, or bfloat16 (vdpbf16ps only)
 //   b, ldb   a packed panel (ldb unused); or the first weight row of the panel, ldb apart ([n, k]: one row per column;
 //            [k, n]: one row per k)
 //   c, ldc   accumulators, rows of whole panels: everything up to the panel's width may be written
+//   ahead    null, or where to prefetch from, in the pattern in which b is read: the hardware's prefetcher does not run far
+//            enough ahead while there are several products for each load (4 rows from DRAM: 20 -> 29 GB/s on one core)
+//   lines    how much of what one step reads is prefetched in a step: 4 all, 2 the first half (of panels 256 bytes wide, of
+//            four weight rows)
 //
 // k is cut into blocks whose sums are added up in c: one long chain of additions loses accuracy (7e-6 against 2e-6 at
 // k = 4096 in float).
@@ -20,9 +24,16 @@
 namespace postlude {
 
 using MicroKernel = void (*)(int64_t k, const void *a, int64_t lda, const void *b, int64_t ldb, void *c, int64_t ldc, int rows,
-                             int columns, bool accumulate);
+                             int columns, bool accumulate, const void *ahead, int lines);
 
 constexpr int64_t kChain = 256;  // additions in one accumulator before its sum moves to c
+
+// Lines of 64 bytes, `distance` bytes past b. What lies there need not exist.
+template <int Lines>
+POSTLUDE_INLINE void prefetch(const void *b, int64_t distance) {
+  POSTLUDE_UNROLL for (int v = 0; v < Lines * 64; v += 64)
+    __builtin_prefetch(reinterpret_cast<const char *>(reinterpret_cast<uintptr_t>(b) + static_cast<uintptr_t>(distance + v)));
+}
 
 // --- outer product form: packed panels, and [k, n] in place ---------------------------------------------------------
 // A policy multiplies one step of k (one row of b, or a pair) into the tile.
@@ -122,26 +133,49 @@ struct PairStepDot {
 };
 #endif
 
-// stride: elements of b from one step to the next.
-template <class Step, int R, int N>
-void outer_tile(int64_t k, const typename Step::Left *a, int64_t lda, const typename Step::Right *b, int64_t ldb, int64_t stride,
-                typename Step::Compute *c, int64_t ldc, bool accumulate) {
+template <class Step>
+struct OuterCall {
+  int64_t k;
+  const typename Step::Left *a;
+  int64_t lda;
+  const typename Step::Right *b;
+  int64_t ldb, stride;  // elements of b from one k to the next (in place), from one step to the next
+  typename Step::Compute *c;
+  int64_t ldc;
+  bool accumulate;
+  const typename Step::Right *ahead;
+  int lines;
+};
+
+template <class Step, int R, int N, int Ahead>
+void outer_tile(const OuterCall<Step> &call) {
   using V = typename Step::V;
   constexpr int lanes = kLanes<typename Step::Compute>;
+  const int64_t k = call.k, ldc = call.ldc, stride = call.stride, ldb = call.ldb;
+  const typename Step::Right *b = call.b;
+  const int64_t ahead = Ahead ? reinterpret_cast<const char *>(call.ahead) - reinterpret_cast<const char *>(call.b) : 0;
+  typename Step::Compute *c = call.c;
+  bool accumulate = call.accumulate;
   int64_t begin = 0;
   do {
     const int64_t end = k - begin > kChain * Step::step ? begin + kChain * Step::step : k;
     V acc[R][N] = {};
     const typename Step::Left *rows[R];
-    POSTLUDE_UNROLL for (int r = 0; r < R; ++r) rows[r] = a + r * lda;
+    POSTLUDE_UNROLL for (int r = 0; r < R; ++r) rows[r] = call.a + r * call.lda;
     int64_t i = begin;
     if constexpr (R * N <= 12) {  // few products a step: the loop itself would cost
       for (; i + 4 * Step::step <= end; i += 4 * Step::step) {
-        POSTLUDE_UNROLL for (int u = 0; u < 4; ++u) Step::multiply(acc, rows, i + u * Step::step, b + u * stride, ldb);
+        POSTLUDE_UNROLL for (int u = 0; u < 4; ++u) {
+          if constexpr (Ahead > 0) prefetch<Ahead>(b + u * stride, ahead);
+          Step::multiply(acc, rows, i + u * Step::step, b + u * stride, ldb);
+        }
         b += 4 * stride;
       }
     }
-    for (; i + Step::step <= end; i += Step::step, b += stride) Step::multiply(acc, rows, i, b, ldb);
+    for (; i + Step::step <= end; i += Step::step, b += stride) {
+      if constexpr (Ahead > 0) prefetch<Ahead>(b, ahead);
+      Step::multiply(acc, rows, i, b, ldb);
+    }
     if (i < end) Step::last(acc, rows, i, b, ldb);
     if (accumulate) {
       POSTLUDE_UNROLL for (int r = 0; r < R; ++r)
@@ -155,16 +189,15 @@ void outer_tile(int64_t k, const typename Step::Left *a, int64_t lda, const type
   } while (begin < k);
 }
 
-template <class Step, int N>
-void outer_rows(int64_t k, const typename Step::Left *a, int64_t lda, const typename Step::Right *b, int64_t ldb, int64_t stride,
-                typename Step::Compute *c, int64_t ldc, int rows, bool accumulate) {
+template <class Step, int N, int Ahead>
+void outer_rows(const OuterCall<Step> &call, int rows) {
   switch (rows) {
-    case 1: return outer_tile<Step, 1, N>(k, a, lda, b, ldb, stride, c, ldc, accumulate);
-    case 2: return outer_tile<Step, 2, N>(k, a, lda, b, ldb, stride, c, ldc, accumulate);
-    case 3: return outer_tile<Step, 3, N>(k, a, lda, b, ldb, stride, c, ldc, accumulate);
-#define POSTLUDE_ROWS(R)                                                                                      \
-  case R:                                                                                                     \
-    if constexpr (R <= kTileRows) return outer_tile<Step, R, N>(k, a, lda, b, ldb, stride, c, ldc, accumulate); \
+    case 1: return outer_tile<Step, 1, N, Ahead>(call);
+    case 2: return outer_tile<Step, 2, N, Ahead>(call);
+    case 3: return outer_tile<Step, 3, N, Ahead>(call);
+#define POSTLUDE_ROWS(R)                                                      \
+  case R:                                                                     \
+    if constexpr (R <= kTileRows) return outer_tile<Step, R, N, Ahead>(call); \
     break;
     POSTLUDE_ROWS(4)
     POSTLUDE_ROWS(5)
@@ -173,36 +206,47 @@ void outer_rows(int64_t k, const typename Step::Left *a, int64_t lda, const type
   }
 }
 
-// Every: kernels for 1, 2, ... vectors of columns, and not for the whole panel only.
-template <class Step, bool Every>
-void outer(int64_t k, const void *a_, int64_t lda, const void *b_, int64_t ldb, int64_t stride, void *c_, int64_t ldc, int rows,
-           int columns, bool accumulate) {
-  const auto *a = static_cast<const typename Step::Left *>(a_);
-  const auto *b = static_cast<const typename Step::Right *>(b_);
-  auto *c = static_cast<typename Step::Compute *>(c_);
-  constexpr int lanes = kLanes<typename Step::Compute>;
-  if constexpr (Every) {
-    if (columns <= lanes) return outer_rows<Step, 1>(k, a, lda, b, ldb, stride, c, ldc, rows, accumulate);
-    if constexpr (kTileVectors > 2) {
-      if (columns <= 2 * lanes) return outer_rows<Step, 2>(k, a, lda, b, ldb, stride, c, ldc, rows, accumulate);
-      if (columns <= 3 * lanes) return outer_rows<Step, 3>(k, a, lda, b, ldb, stride, c, ldc, rows, accumulate);
-    }
+// Which kernels are worth their compile time: kFull are the types of nearly all models.
+enum Variants {
+  kWhole,  // whole panels only
+  kHalf,   // and half panels
+  kFull,   // panels of 1, 2, ... vectors, and prefetching
+};
+
+template <class Step, Variants Which>
+void outer(const OuterCall<Step> &call, int rows, int columns) {
+  constexpr int lanes = kLanes<typename Step::Compute>, half = kTileVectors / 2;
+  if constexpr (Which == kFull && kTileVectors == 4) {
+    if (columns <= lanes) return outer_rows<Step, 1, 0>(call, rows);
+    if (columns > 2 * lanes && columns <= 3 * lanes) return outer_rows<Step, 3, 0>(call, rows);
   }
-  outer_rows<Step, kTileVectors>(k, a, lda, b, ldb, stride, c, ldc, rows, accumulate);
+  if constexpr (Which != kWhole) {
+    if (columns <= half * lanes) return outer_rows<Step, half, 0>(call, rows);
+  }
+  if constexpr (Which == kFull && kPanelBytes == 256) {
+    if (call.ahead != nullptr && call.lines == 4) return outer_rows<Step, kTileVectors, 4>(call, rows);
+    if (call.ahead != nullptr && rows > 2) return outer_rows<Step, kTileVectors, 2>(call, rows);
+  }
+  outer_rows<Step, kTileVectors, 0>(call, rows);
 }
 
-template <class Step, bool Every>
+template <class Step, Variants Which>
 void panel_kernel(int64_t k, const void *a, int64_t lda, const void *b, int64_t, void *c, int64_t ldc, int rows, int columns,
-                  bool accumulate) {
-  constexpr int64_t stride = kPanelBytes / sizeof(typename Step::Right);
-  outer<Step, Every>(k, a, lda, b, 0, stride, c, ldc, rows, columns, accumulate);
+                  bool accumulate, const void *ahead, int lines) {
+  using Right = typename Step::Right;
+  outer<Step, Which>({k, static_cast<const typename Step::Left *>(a), lda, static_cast<const Right *>(b), 0, kPanelBytes / sizeof(Right),
+                      static_cast<typename Step::Compute *>(c), ldc, accumulate, static_cast<const Right *>(ahead), lines},
+                     rows, columns);
 }
 
 // Weights [k, n] in place: whole panels only, so that nothing is read past the last column.
 template <class Step>
 void in_place_kernel(int64_t k, const void *a, int64_t lda, const void *b, int64_t ldb, void *c, int64_t ldc, int rows, int columns,
-                     bool accumulate) {
-  outer<Step, false>(k, a, lda, b, ldb, ldb * Step::step, c, ldc, rows, columns, accumulate);
+                     bool accumulate, const void *, int) {
+  using Right = typename Step::Right;
+  outer<Step, kWhole>({k, static_cast<const typename Step::Left *>(a), lda, static_cast<const Right *>(b), ldb, ldb * Step::step,
+                       static_cast<typename Step::Compute *>(c), ldc, accumulate, nullptr, 0},
+                      rows, columns);
 }
 
 // --- dot product form: weights [n, k] in place ------------------------------------------------------------------------
@@ -242,71 +286,119 @@ struct DotStepBf16 {
 };
 #endif
 
-template <class Step, int R>
-void dot_tile(int64_t k, const typename Step::Left *a, int64_t lda, const typename Step::Right *const (&b)[4],
-              typename Step::Compute *c, int64_t ldc, bool accumulate) {
+template <class Step>
+struct DotCall {
+  int64_t k;
+  const typename Step::Left *a;
+  int64_t lda;
+  const typename Step::Right *b[4];
+  typename Step::Compute *c;
+  int64_t ldc;
+  bool accumulate;
+  int64_t ahead;  // bytes from b to what is prefetched
+};
+
+// R rows times W weight rows at a time, U sets of accumulators (enough independent chains where R * W is small). One row takes
+// one weight row after the other, so that memory is read in order: 97% of a plain loop's bandwidth, four at once 90%.
+template <class Step, int R, int Ahead>
+void dot_tile(const DotCall<Step> &call) {
   using V = typename Step::V;
   using VA = typename Step::VA;
-  constexpr int U = R <= 3 && kTileVectors == 4 ? 2 : 1;  // sets of accumulators: enough independent chains for few rows too
+  constexpr int W = R == 1 ? 1 : 4;
+  constexpr int U = R == 1 ? 4 : R <= 3 && kTileVectors == 4 ? 2 : 1;
   constexpr int64_t block = kChain * Step::step * U;
+  const int64_t k = call.k, lda = call.lda;
+  const typename Step::Left *a = call.a;
+  bool accumulate = call.accumulate;
   int64_t begin = 0;
   do {
     const int64_t end = k - begin > block ? begin + block : k;
-    V acc[U][R][4] = {};
-    int64_t i = begin;
-    for (; i + U * Step::step <= end; i += U * Step::step) {
-      POSTLUDE_UNROLL for (int u = 0; u < U; ++u) {
-        VA bv[4];
-        POSTLUDE_UNROLL for (int j = 0; j < 4; ++j) bv[j] = Step::load_b(b[j] + i + u * Step::step);
-        POSTLUDE_UNROLL for (int r = 0; r < R; ++r) {
-          VA av = Step::load_a(a + r * lda + i + u * Step::step);
-          POSTLUDE_KEEP(av);
-          POSTLUDE_UNROLL for (int j = 0; j < 4; ++j) acc[u][r][j] = Step::multiply(acc[u][r][j], av, bv[j]);
+    V sums[R][4];
+    POSTLUDE_UNROLL for (int w = 0; w < 4; w += W) {
+      const typename Step::Right *b[W];
+      POSTLUDE_UNROLL for (int j = 0; j < W; ++j) b[j] = call.b[w + j];
+      V acc[U][R][W] = {};
+      int64_t i = begin;
+      for (; i + U * Step::step <= end; i += U * Step::step) {
+        POSTLUDE_UNROLL for (int u = 0; u < U; ++u) {
+          VA bv[W];
+          POSTLUDE_UNROLL for (int j = 0; j < W; ++j) bv[j] = Step::load_b(b[j] + i + u * Step::step);
+          if constexpr (Ahead > 0) {
+            POSTLUDE_UNROLL for (int j = 0; j < Ahead; ++j) prefetch<1>(b[j] + i + u * Step::step, call.ahead);
+          }
+          POSTLUDE_UNROLL for (int r = 0; r < R; ++r) {
+            VA av = Step::load_a(a + r * lda + i + u * Step::step);
+            POSTLUDE_KEEP(av);
+            POSTLUDE_UNROLL for (int j = 0; j < W; ++j) acc[u][r][j] = Step::multiply(acc[u][r][j], av, bv[j]);
+          }
         }
       }
-    }
-    for (; i < end; i += Step::step) {
-      const bool whole = end - i >= Step::step;
-      const int n = static_cast<int>(end - i);
-      VA bv[4];
-      POSTLUDE_UNROLL for (int j = 0; j < 4; ++j) bv[j] = whole ? Step::load_b(b[j] + i) : Step::first_b(b[j] + i, n);
-      POSTLUDE_UNROLL for (int r = 0; r < R; ++r) {
-        const VA av = whole ? Step::load_a(a + r * lda + i) : Step::first_a(a + r * lda + i, n);
-        POSTLUDE_UNROLL for (int j = 0; j < 4; ++j) acc[0][r][j] = Step::multiply(acc[0][r][j], av, bv[j]);
+      if constexpr (U > 1) {
+        for (; i + Step::step <= end; i += Step::step) {
+          VA bv[W];
+          POSTLUDE_UNROLL for (int j = 0; j < W; ++j) bv[j] = Step::load_b(b[j] + i);
+          POSTLUDE_UNROLL for (int r = 0; r < R; ++r) {
+            VA av = Step::load_a(a + r * lda + i);
+            POSTLUDE_KEEP(av);
+            POSTLUDE_UNROLL for (int j = 0; j < W; ++j) acc[0][r][j] = Step::multiply(acc[0][r][j], av, bv[j]);
+          }
+        }
       }
+      if (i < end) {
+        const int n = static_cast<int>(end - i);
+        VA bv[W];
+        POSTLUDE_UNROLL for (int j = 0; j < W; ++j) bv[j] = Step::first_b(b[j] + i, n);
+        POSTLUDE_UNROLL for (int r = 0; r < R; ++r) {
+          const VA av = Step::first_a(a + r * lda + i, n);
+          POSTLUDE_UNROLL for (int j = 0; j < W; ++j) acc[0][r][j] = Step::multiply(acc[0][r][j], av, bv[j]);
+        }
+      }
+      POSTLUDE_UNROLL for (int r = 0; r < R; ++r)
+        POSTLUDE_UNROLL for (int j = 0; j < W; ++j) {
+          V sum = acc[0][r][j];
+          POSTLUDE_UNROLL for (int u = 1; u < U; ++u) sum += acc[u][r][j];
+          sums[r][w + j] = sum;
+        }
     }
-    POSTLUDE_UNROLL for (int r = 0; r < R; ++r) {
-      V sums[4];
-      POSTLUDE_UNROLL for (int j = 0; j < 4; ++j) sums[j] = U == 2 ? acc[0][r][j] + acc[U - 1][r][j] : acc[0][r][j];
-      sum4(sums, c + r * ldc, accumulate);
-    }
+    POSTLUDE_UNROLL for (int r = 0; r < R; ++r) sum4(sums[r], call.c + r * call.ldc, accumulate);
     accumulate = true;
     begin = end;
   } while (begin < k);
 }
 
-template <class Step>
-void dot_kernel(int64_t k, const void *a_, int64_t lda, const void *b_, int64_t ldb, void *c_, int64_t ldc, int rows, int columns,
-                bool accumulate) {
-  const auto *a = static_cast<const typename Step::Left *>(a_);
-  const auto *weights = static_cast<const typename Step::Right *>(b_);
-  auto *c = static_cast<typename Step::Compute *>(c_);
-  for (int j = 0; j < columns; j += 4) {
-    const typename Step::Right *b[4];  // columns past the end repeat the last: computed, never used
-    for (int i = 0; i < 4; ++i) b[i] = weights + (j + i < columns ? j + i : columns - 1) * ldb;
-    switch (rows) {
-      case 1: dot_tile<Step, 1>(k, a, lda, b, c + j, ldc, accumulate); break;
-      case 2: dot_tile<Step, 2>(k, a, lda, b, c + j, ldc, accumulate); break;
-      case 3: dot_tile<Step, 3>(k, a, lda, b, c + j, ldc, accumulate); break;
-#define POSTLUDE_ROWS(R)                                                                               \
-  case R:                                                                                              \
-    if constexpr (R <= kTileRows) dot_tile<Step, R>(k, a, lda, b, c + j, ldc, accumulate);             \
+template <class Step, int Ahead>
+void dot_rows(const DotCall<Step> &call, int rows) {
+  switch (rows) {
+    case 1: return dot_tile<Step, 1, 0>(call);  // in order: the hardware prefetches
+    case 2: return dot_tile<Step, 2, Ahead>(call);
+    case 3: return dot_tile<Step, 3, Ahead>(call);
+#define POSTLUDE_ROWS(R)                                                 \
+  case R:                                                                \
+    if constexpr (R <= kTileRows) return dot_tile<Step, R, Ahead>(call); \
     break;
-      POSTLUDE_ROWS(4)
-      POSTLUDE_ROWS(5)
-      POSTLUDE_ROWS(6)
+    POSTLUDE_ROWS(4)
+    POSTLUDE_ROWS(5)
+    POSTLUDE_ROWS(6)
 #undef POSTLUDE_ROWS
+  }
+}
+
+template <class Step, Variants Which>
+void dot_kernel(int64_t k, const void *a, int64_t lda, const void *b, int64_t ldb, void *c, int64_t ldc, int rows, int columns,
+                bool accumulate, const void *ahead, int lines) {
+  const auto *weights = static_cast<const typename Step::Right *>(b);
+  DotCall<Step> call{k, static_cast<const typename Step::Left *>(a), lda, {}, static_cast<typename Step::Compute *>(c), ldc, accumulate,
+                     ahead == nullptr ? 0 : static_cast<const char *>(ahead) - static_cast<const char *>(b)};
+  for (int j = 0; j < columns; j += 4, call.c += 4) {
+    // columns past the end repeat the last: computed, never used
+    for (int i = 0; i < 4; ++i) call.b[i] = weights + (j + i < columns ? j + i : columns - 1) * ldb;
+    if constexpr (Which == kFull) {
+      if (ahead != nullptr) {
+        lines == 4 ? dot_rows<Step, 4>(call, rows) : dot_rows<Step, 2>(call, rows);
+        continue;
+      }
     }
+    dot_rows<Step, 0>(call, rows);
   }
 }
 
@@ -322,23 +414,24 @@ struct KernelSet {
 inline KernelSet kernels_for(Element left, Element right) {
   switch (right) {
     case Element::f64:
-      return {Element::f64, panel_kernel<RowStep<double, double>, true>, in_place_kernel<RowStep<double, double>>,
-              dot_kernel<DotStep<double, double>>};
+      return {Element::f64, panel_kernel<RowStep<double, double>, kHalf>, in_place_kernel<RowStep<double, double>>,
+              dot_kernel<DotStep<double, double>, kWhole>};
     case Element::bf16:
 #if defined(POSTLUDE_AVX512_BF16)
       if (left == Element::bf16)
-        return {Element::bf16, panel_kernel<PairStepDot<false>, true>, in_place_kernel<PairStepDot<true>>, dot_kernel<DotStepBf16>};
+        return {Element::bf16, panel_kernel<PairStepDot<false>, kFull>, in_place_kernel<PairStepDot<true>>,
+                dot_kernel<DotStepBf16, kFull>};
 #endif
-      return {Element::f32, panel_kernel<PairStepFloat, true>, in_place_kernel<RowStep<float, bfloat16>>,
-              dot_kernel<DotStep<float, bfloat16>>};
+      return {Element::f32, panel_kernel<PairStepFloat, kDotBf16 ? kHalf : kFull>, in_place_kernel<RowStep<float, bfloat16>>,
+              dot_kernel<DotStep<float, bfloat16>, kDotBf16 ? kWhole : kFull>};
     case Element::f16:
-      return {Element::f32, panel_kernel<RowStep<float, float>, true>, in_place_kernel<RowStep<float, float16>>,
-              dot_kernel<DotStep<float, float16>>};
+      return {Element::f32, panel_kernel<RowStep<float, float>, kFull>, in_place_kernel<RowStep<float, float16>>,
+              dot_kernel<DotStep<float, float16>, kWhole>};
     case Element::f32: break;
   }
   (void)left;
-  return {Element::f32, panel_kernel<RowStep<float, float>, true>, in_place_kernel<RowStep<float, float>>,
-          dot_kernel<DotStep<float, float>>};
+  return {Element::f32, panel_kernel<RowStep<float, float>, kFull>, in_place_kernel<RowStep<float, float>>,
+          dot_kernel<DotStep<float, float>, kFull>};
 }
 
 }  // namespace postlude
