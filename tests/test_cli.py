@@ -12,6 +12,7 @@ from typer.testing import CliRunner
 
 from postlude import cli, doctor
 from postlude.cli import TargetNotFound
+from postlude.demo.run import describe
 from postlude.demo.timing import Timing, geometric_mean, interleave
 
 if TYPE_CHECKING:
@@ -138,6 +139,12 @@ def test_demo_searches_and_compares() -> None:
     assert [(point["batch"], point["length"]) for point in record["points"]] == [(1, 16), (8, 128)]
     assert record["fusion"]["fused"] > 0
     assert record["fusion"]["fused"] <= record["fusion"]["total"]
+    assert sum(count for count, _ in record["fusion"]["kinds"]) > 0
+
+
+def test_programs_in_words() -> None:
+    assert describe("%acc = contract %x, %w : f32\n%0 = add %acc, %row\n%1 = erf %0") == "GEMM + bias, GELU"
+    assert describe("%acc = contract %x, %w : f32\n%acc1 = contract %x, %w1 : f32") == "2 GEMMs"
 
 
 # explain -------------------------------------------------------------------------------------------------------------

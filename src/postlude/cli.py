@@ -209,24 +209,18 @@ def show_demo(report: Report) -> None:
     output.print()
     view = Table(title="Speed: median ± spread of interleaved rounds", title_justify="left", show_edge=False)
     view.add_column("sentences × tokens", no_wrap=True)
-    view.add_column("")
     for name in report.errors:
         view.add_column(name, justify="right", no_wrap=True)
-    view.add_column("speed-up", justify="right")
+    view.add_column("speed-up", justify="right", no_wrap=True)
     for point in report.points:
+        times = point.timings.values()
         view.add_row(
-            f"{point.batch} × {point.length}",
-            "ms",
-            *(f"{timing.median * 1e3:.2f} ±{timing.spread:.0%}" for timing in point.timings.values()),
+            f"{point.batch} × {point.length}: ms",
+            *(f"{timing.median * 1e3:.2f} ±{timing.spread:.0%}" for timing in times),
             f"{point.speedup:.2f}x",
         )
-        view.add_row(
-            "",
-            "sentences/s",
-            *(f"{point.batch / timing.median:,.0f}" for timing in point.timings.values()),
-            "",
-        )
-    view.add_row("geometric mean", "", *[""] * len(report.errors), f"{report.mean_speedup:.2f}x")
+        view.add_row("sentences/s", *(f"{point.batch / timing.median:,.0f}" for timing in times), "", end_section=True)
+    view.add_row("geometric mean", *[""] * len(report.errors), f"{report.mean_speedup:.2f}x")
     output.print(view)
     output.print()
     if any(timing.spread > BUSY for point in report.points for timing in point.timings.values()):

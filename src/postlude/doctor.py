@@ -152,9 +152,10 @@ def cpp_findings() -> Iterator[Finding]:
         yield Finding("target cpp", "note", f"off: {without}")
         return
     openmp = "" if compiler.openmp else "; no OpenMP, so kernels use one thread"
-    state: State = "ok" if compiler.openmp else "note"
     remedy = "" if compiler.openmp else "Install libomp (Debian, Ubuntu: apt install libomp-dev; macOS: brew install libomp)."
-    yield Finding("C++ compiler", state, f"{compiler.version}: {' '.join(compiler.command)}{openmp}", remedy)
+    yield Finding(
+        "C++ compiler", "ok" if compiler.openmp else "note", f"{compiler.version}: {' '.join(compiler.command)}{openmp}", remedy
+    )
     best = toolchain.detect()
     text = f"kernels for {isa}: float32, bfloat16, float16, float64"
     if isa != best:
@@ -196,12 +197,11 @@ def cache_finding() -> Finding:
 
 def examine(backend: str = "postlude", *, trace: bool = False) -> list[Finding]:
     """Look at everything, and compile one small layer. Stops after the first findings where Python or torch rule out the rest."""
-    findings = [python_finding()]
-    if findings[-1].state == "problem":
-        return findings
-    findings.append(torch_finding())
-    if findings[-1].state == "problem":
-        return findings
+    findings = []
+    for look in (python_finding, torch_finding):
+        findings.append(look())
+        if findings[-1].state == "problem":
+            return findings
     findings += [processor_finding(), *gpu_findings(), *cpp_findings(), cache_finding()]
     findings.append(Finding("target aten", "ok", "interprets every Region with torch's own operators (the reference)"))
     findings.append(compile_finding(backend, trace=trace))

@@ -6,6 +6,7 @@ embeds sentences of any number and length would do it.
 
 from __future__ import annotations
 
+import re
 import time
 from collections import Counter
 from dataclasses import asdict, dataclass
@@ -22,8 +23,6 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from postlude.explain import ExplainedRegion
-
 QUERIES = (
     "How do I make better sauce?",
     "Software that is slow because of memory access",
@@ -31,6 +30,16 @@ QUERIES = (
     "We missed our connection on the way home.",
 )
 POINTS = ((1, 16), (1, 128), (32, 32), (8, 128))
+# What a program's statements look like where it holds a well-known computation; operands are named in normal form.
+PATTERNS = (
+    ("bias", (r"= add %acc\d*, %row",)),
+    ("scale", (r"= mul %acc\d*, %\d",)),
+    ("mask", (r"= add .*%tile", r"= exp ")),
+    ("residual", (r"= add .*%tile", r"(?s)\A(?!.*= exp )")),
+    ("GELU", (r"= erf ",)),
+    ("softmax", (r"= reduce max n", r"= exp ", r"= reduce sum n")),
+    ("LayerNorm", (r"= reduce sum n", r"= sub ", r"= rsqrt ")),
+)
 QUICK_POINTS = ((1, 16), (8, 128))
 NEAREST = 3
 
@@ -185,13 +194,13 @@ def _fusion(model: minilm.SentenceEncoder, tokens: minilm.Tokens) -> Fusion:
 
     # Dynamo's state is reset on the way, so this comes after everything that uses compiled models.
     explanation = explain(minilm.separate_copy(model), *tokens.arguments)
-    kinds = Counter(_kind(region) for region in explanation.regions if region.fused)
+    kinds = Counter(describe(region.program) for region in explanation.regions if region.fused)
     return Fusion(explanation.fused_gemms, explanation.gemms, [(count, text) for text, count in kinds.most_common()])
 
 
-def _kind(region: ExplainedRegion) -> str:
-    from postlude.explain import summary
-
-    gemms = "GEMM" if region.gemms == 1 else f"{region.gemms} GEMMs"
-    absorbed = summary(region.ops_absorbed)
-    return f"{gemms} + {absorbed}" if absorbed else gemms
+def describe(program: str) -> str:
+    """A Region in a few words, such as "GEMM + bias, GELU": the known patterns in its program."""
+    gemms = program.count("= contract ")
+    found = [name for name, statements in PATTERNS if all(re.search(statement, program) for statement in statements)]
+    subject = "GEMM" if gemms == 1 else f"{gemms} GEMMs"
+    return f"{subject} + {', '.join(found)}" if found else subject
