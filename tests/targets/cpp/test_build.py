@@ -1,6 +1,7 @@
 """Source to shared object."""
 
 import ctypes
+import dataclasses
 import errno
 import multiprocessing
 import os
@@ -104,6 +105,22 @@ def test_error_shows_the_first_lines_and_keeps_the_source() -> None:
     with pytest.raises(KernelBuildError):  # and again, not a stale future
         build.build(broken)
     assert build.build_many([source(1), source(2)])
+
+
+def test_a_compiler_without_openmp(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sources may include omp.h all the same: then there is one thread."""
+    serial = dataclasses.replace(toolchain.compiler(), openmp=False)
+    monkeypatch.setattr(toolchain, "compiler", lambda: serial)
+    team = """
+    #include <omp.h>
+    extern "C" int value() {
+      int n = 0;
+    #pragma omp parallel num_threads(2)
+      n += 10 + omp_get_thread_num() + omp_in_parallel() + omp_get_num_threads() + omp_get_max_threads();
+      return n;
+    }
+    """
+    assert value(build.build(team)) == 12
 
 
 def test_first_errors() -> None:

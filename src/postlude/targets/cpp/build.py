@@ -32,6 +32,7 @@ ABI_VERSION = 1
 
 HERE = Path(__file__).parent
 INCLUDE = HERE / "include"
+SERIAL = HERE / "serial"
 MICRO_SOURCE = HERE / "micro.cpp"
 
 OBJECT = "kernel.so"
@@ -48,11 +49,11 @@ _ERROR_LINES = 8
 
 @lru_cache(maxsize=1)
 def include_digest() -> str:
-    """A hash of every file below the include folder (read once per process)."""
+    """A hash of every file below the include folders (read once per process)."""
     digest = hashlib.sha256()
-    for path in sorted(INCLUDE.rglob("*")):
+    for path in sorted((*INCLUDE.rglob("*"), *SERIAL.rglob("*"))):
         if path.is_file():
-            digest.update(path.relative_to(INCLUDE).as_posix().encode() + b"\0")
+            digest.update(path.relative_to(HERE).as_posix().encode() + b"\0")
             digest.update(hashlib.sha256(path.read_bytes()).digest())
     return digest.hexdigest()
 
@@ -73,7 +74,8 @@ def compile_to_cache(source: str, compiler: Compiler, flags: Sequence[str], *, n
 def _compile(folder: Path, name: str, source: str, compiler: Compiler, flags: Sequence[str]) -> None:
     path = folder / name
     path.write_text(source)
-    command = [*flags, *compiler.shared, "-I", str(INCLUDE), str(path), "-o", str(folder / OBJECT)]
+    folders = [INCLUDE] if compiler.openmp else [INCLUDE, SERIAL]
+    command = [*flags, *compiler.shared, *(f"-I{each}" for each in folders), str(path), "-o", str(folder / OBJECT)]
     done = compiler.run(command)
     if done.returncode == 0:
         return
