@@ -10,9 +10,7 @@ from postlude.ir import OPS, Apply, Const, Contract, Extent, Operand, Reduce, Re
 
 #: Ops whose float32 and float64 values differ by more than rounding near a jump, or that are undefined for most inputs.
 JUMPY = {"floor", "ceil", "trunc", "round", "fmod", "remainder", "sign", "asin", "acos", "pow", "tan", "isnan", "isinf"}
-SMOOTH = sorted(
-    name for name, op in OPS.items() if name not in JUMPY and op.result == "float" and set(op.inputs) == {"float"}
-)
+SMOOTH = sorted(name for name, op in OPS.items() if name not in JUMPY and op.result == "float" and set(op.inputs) == {"float"})
 DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 
 
@@ -62,9 +60,7 @@ def regions(draw: st.DrawFn, ops: list[str] | None = None, dtypes: tuple[torch.d
     chosen = draw(st.lists(st.sampled_from(results), min_size=1, max_size=3, unique=True))
     yields = tuple(Yield(draft.types[name].axes, _result_type(draw, draft, name, dtype), name) for name in chosen)
     used = {name for statement in draft.body for name in statement.inputs}
-    region = Region(
-        (*rows, "n", "k"), tuple(o for o in operands if o.name in used), tuple(draft.body), yields
-    )
+    region = Region((*rows, "n", "k"), tuple(o for o in operands if o.name in used), tuple(draft.body), yields)
     verify(region)
     return region
 
@@ -92,7 +88,9 @@ def _statement(
     elif kind == "extent":
         draft.add(Extent(name, "n"), Type((), "float"))
     elif kind == "reduce":
-        draft.add(Reduce(name, draw(st.sampled_from(("sum", "max", "min"))), "n", draw(st.sampled_from(tiles))), Type(rows, "float"))
+        draft.add(
+            Reduce(name, draw(st.sampled_from(("sum", "max", "min"))), "n", draw(st.sampled_from(tiles))), Type(rows, "float")
+        )
     elif kind == "round" and accumulate == torch.float32:
         value = draw(st.sampled_from(floats))
         draft.add(Round(name, torch.bfloat16, value), draft.types[value])

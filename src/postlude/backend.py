@@ -7,6 +7,7 @@ compiled graphs are found again in another process, and never taken for plain In
 
 import hashlib
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,8 @@ from torch.fx import Graph, GraphModule
 
 from postlude import runtime
 from postlude.capture import Captured, capture
+from postlude.capture.rewrite import WEIGHTS
+from postlude.inductor import FROZEN, register
 from postlude.ir import to_text
 from postlude.options import Options
 from postlude.report import collect
@@ -31,7 +34,7 @@ class RegionPass(CustomInferenceAwareGraphPass):
         #: A pass that was configured in the same place already, by the user or another package.
         self.first = first
 
-    def __call__(self, graph: Graph, is_inference: bool) -> None:
+    def __call__(self, graph: Graph, is_inference: bool = False) -> None:
         """Rewrite `graph` in place."""
         if isinstance(self.first, CustomInferenceAwareGraphPass):
             self.first(graph, is_inference)
@@ -39,8 +42,10 @@ class RegionPass(CustomInferenceAwareGraphPass):
             self.first(graph)
         captured: list[Captured] = capture(graph, self.options.capture_settings(), judge_for(self.options))
         for one in captured:
-            if one.region:
+            if one.region and one.node:
                 runtime.submit(one.device, to_text(one.region))
+                if self.options.freeze and is_inference:
+                    one.node.meta[FROZEN] = one.node.meta[WEIGHTS]
         collect(captured, is_inference)
 
     def uuid(self) -> Any:
@@ -82,26 +87,29 @@ def postlude(
         OptionError: an own option has a value that it can't have.
         RuntimeError: an option that neither Postlude nor Inductor knows.
     """
+    from torch._inductor import config as inductor_config
     from torch._inductor.compile_fx import compile_fx
 
     own, inductor_options = Options.split(options)
     _register_once()
     config = torch._TorchCompileInductorWrapper(mode, inductor_options, None).config
-    config["post_grad_custom_pre_pass"] = RegionPass(own, config.get("post_grad_custom_pre_pass", _configured_pass()))
-    compiled: Callable[..., Any] = compile_fx(model, inputs, config_patches=config)
-    return compiled
+    if inductor_config.freezing and not _convolutions(model):
+        # Freezing would turn linears into oneDNN's packed ones before our pass sees them. Ours are packed too.
+        config["cpp.weight_prepack"] = False
+        own = replace(own, freeze=True)
+    first = config.get("post_grad_custom_pre_pass", inductor_config.post_grad_custom_pre_pass)
+    config["post_grad_custom_pre_pass"] = RegionPass(own, first)
+    compiled: Any = compile_fx(model, inputs, config_patches=config)
+    return compiled  # type: ignore[no-any-return]
 
 
-def _configured_pass() -> Any:
-    from torch._inductor import config
-
-    return config.post_grad_custom_pre_pass
+def _convolutions(model: GraphModule) -> bool:
+    """Whether the graph has convolutions, whose packing by oneDNN is worth more than ours of the linears."""
+    return any("conv" in str(node.target).lower() for node in model.graph.nodes if node.op == "call_function")
 
 
 @lru_cache(maxsize=1)
 def _register_once() -> None:
-    from postlude.inductor import register
-
     register()
 
 

@@ -106,8 +106,8 @@ def explain(model_or_fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Expla
 
     Args:
         model_or_fn: a module or function, not compiled.
-        args, kwargs: example inputs. The keyword ``options`` is taken as the backend's options if it is a dict and the
-            model itself has no such parameter.
+        *args: example inputs.
+        **kwargs: example inputs by name. A dict named `options` holds the backend's options; it is not for the model.
 
     Raises:
         Whatever the model raises on these inputs.

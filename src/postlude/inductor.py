@@ -15,6 +15,9 @@ from torch._inductor.virtualized import V
 
 from postlude.op import MAX_RESULTS, overload
 
+#: Key in a node's `meta`: the operands that may be packed ahead of time.
+FROZEN = "postlude_frozen"
+
 
 class RegionResult(ir.MultiOutput):
     """One result: a buffer that Inductor allocates before the call."""
@@ -32,13 +35,12 @@ class RegionKernel(ir.ExternKernel):
 
     results: list[RegionResult]
 
-    def __init__(self, op: torch._ops.OpOverload, program: str, operands: Sequence[ir.IRNode]) -> None:
+    def __init__(self, op: torch._ops.OpOverload, program: str, operands: Sequence[ir.IRNode], frozen: tuple[int, ...]) -> None:
         device = operands[0].get_device()
         assert device is not None
-        super().__init__(
-            None, ir.MultiOutputLayout(device=device), list(operands), (program,), op_overload=op
-        )
+        super().__init__(None, ir.MultiOutputLayout(device=device), list(operands), (program,), op_overload=op)
         self.program = program
+        self.frozen = frozen
         self.name = V.graph.register_buffer(self)
         V.graph.register_operation(self)
 
@@ -51,37 +53,38 @@ class RegionKernel(ir.ExternKernel):
         self.codegen_comment(wrapper)
         for result in self.results:
             wrapper.codegen_allocation(result)
-        arguments = [operand.codegen_reference() for operand in self.inputs]
+        operands: Sequence[Any] = self.inputs
+        arguments = [operand.codegen_reference() for operand in operands]
         arguments += [result.get_name() for result in self.results]
         device = self.get_device()
         assert device is not None
-        handle = _handle(wrapper, device.type, self.program)
+        handle = _handle(wrapper, device.type, self.program, self.frozen)
         wrapper.writeline(f"{self.get_name()} = {handle}({', '.join(arguments)})")
 
 
-def _handle(wrapper: Any, device: str, program: str) -> str:
+def _handle(wrapper: Any, device: str, program: str, frozen: tuple[int, ...]) -> str:
     """Name of the module-level variable that holds the program's kernel."""
-    handles: dict[tuple[str, str], str] = wrapper.__dict__.setdefault("_postlude_handles", {})
-    name = handles.get((device, program))
-    if name is None:
-        name = handles[device, program] = f"region_{len(handles)}"
+    handles: dict[object, str] = wrapper.__dict__.setdefault("_postlude_handles", {})
+    key = (device, program, frozen)
+    if key not in handles:
+        handles[key] = f"region_{len(handles)}"
         if len(handles) == 1:
             wrapper.header.writeline("from postlude.runtime import kernel as _postlude_kernel")
-        wrapper.header.writeline(f'{name} = _postlude_kernel("{device}", "{program}")')
-    return name
+        wrapper.header.writeline(f'{handles[key]} = _postlude_kernel("{device}", "{program}", {frozen!r})')
+    return handles[key]
 
 
 def _lower(op: torch._ops.OpOverload, program: str, operands: Sequence[Any]) -> Any:
     if V.graph.cpp_wrapper or V.graph.fx_wrapper or not _is_root(V.graph):
         return fallback_handler(op, add_to_fallback_set=False)(program, operands)
-    node = V.graph.current_node
+    node: Any = V.graph.current_node
     fakes = [argument.meta["val"] for argument in node.args[1]]
     kernel_inputs = [
         ir.ExternKernel.require_exact_strides(operand, fake.stride()) if fake.ndim else operand
         for operand, fake in zip(operands, fakes, strict=True)
     ]
     kernel_inputs = [ir.ExternKernel.realize_input(operand) for operand in kernel_inputs]
-    kernel = RegionKernel(op, program, kernel_inputs)
+    kernel = RegionKernel(op, program, kernel_inputs, node.meta.get(FROZEN, ()))
     value = node.meta["val"]
     values = value if isinstance(value, tuple) else (value,)
     kernel.results = [

@@ -13,17 +13,21 @@ from postlude.targets import aten
 
 Kernel = Callable[..., Any]
 
-_kernels: dict[tuple[str, str], Kernel] = {}
+_kernels: dict[tuple[str, str, tuple[int, ...]], Kernel] = {}
 _lock = threading.Lock()
 
 
-def kernel(device: str, program: str) -> Kernel:
-    """A callable (*operands, *results) -> None for a program on a device type; compiled at first use, then kept."""
-    found = _kernels.get((device, program))
+def kernel(device: str, program: str, frozen: tuple[int, ...] = ()) -> Kernel:
+    """A callable (*operands, *results) -> None for a program on a device type; compiled at first use, then kept.
+
+    `frozen` lists operands that may be packed ahead of time and kept so for as long as they do not change.
+    """
+    key = (device, program, frozen)
+    found = _kernels.get(key)
     if found is None:
-        made = _make(device, program)
+        made = _make(*key)
         with _lock:
-            found = _kernels.setdefault((device, program), made)
+            found = _kernels.setdefault(key, made)
     return found
 
 
@@ -74,12 +78,13 @@ def cpp_available() -> bool:
     return _available[0]
 
 
-def _make(device: str, program: str) -> Kernel:
+def _make(device: str, program: str, frozen: tuple[int, ...]) -> Kernel:
     region = region_of(program)
     if target_of(device, program) == "cpp":
         from postlude.targets import cpp
 
-        return cpp.load(region)
+        compiled: Kernel = cpp.load(region, frozen)
+        return compiled
     count = len(region.operands)
 
     def interpret(*tensors: Tensor) -> None:

@@ -30,9 +30,7 @@ class CapturedFunction:
             module.recompile()
             return module
 
-        self._function = aot_function(
-            function, fw_compiler=compile, decompositions=select_decomp_table(), dynamic=dynamic
-        )
+        self._function = aot_function(function, fw_compiler=compile, decompositions=select_decomp_table(), dynamic=dynamic)
 
     def __call__(self, *inputs: torch.Tensor) -> Any:
         with torch.no_grad():

@@ -98,8 +98,6 @@ def test_zero_and_minus_zero_stay_apart() -> None:
     assert sorted(repr(s.value) for s in normalize(region)[0].body if isinstance(s, Const)) == ["-0.0", "0.0"]
 
 
-
-
 @pytest.mark.parametrize(
     ("old", "new", "message"),
     [

@@ -145,5 +145,3 @@ def _bytes_saved(region_plan: Plan, growth: Growth) -> int:
 def _bytes(value: torch.Tensor) -> int:
     sizes = [size if isinstance(size, int) else getattr(size.node, "hint", None) or 0 for size in value.shape]
     return prod(sizes) * value.dtype.itemsize
-
-

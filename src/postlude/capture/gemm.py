@@ -7,6 +7,7 @@ transposed view of it, and heads where they lie.
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch.fx import Node
@@ -115,11 +116,11 @@ def _check(source: Node) -> None:
 def side_2d(node: Node) -> Side:
     """A 2-D side, through a transpose."""
     source = _through_copies(node)
-    if source.target is aten.permute.default and list(source.args[1]) == [1, 0]:
+    if source.target is aten.permute.default and list(arguments(source)[1]) == [1, 0]:
         return Side(_argument(source, 0), True)
     if source.target is aten.t.default:
         return Side(_argument(source, 0), True)
-    if source.target is aten.transpose.int and {int(source.args[1]) % 2, int(source.args[2]) % 2} == {0, 1}:
+    if source.target is aten.transpose.int and {dim % 2 for dim in arguments(source)[1:]} == {0, 1}:
         return Side(_argument(source, 0), True)
     return Side(source, False)
 
@@ -147,9 +148,9 @@ def side_batched(node: Node) -> Side:
             source = inner
     ndim = source.meta["val"].ndim
     swap = [*range(ndim - 2), ndim - 1, ndim - 2]
-    if source.target is aten.permute.default and [int(d) % ndim for d in source.args[1]] == swap:
+    if source.target is aten.permute.default and [dim % ndim for dim in arguments(source)[1]] == swap:
         return Side(_argument(source, 0), True)
-    if source.target is aten.transpose.int and {int(d) % ndim for d in source.args[1:]} == {ndim - 1, ndim - 2}:
+    if source.target is aten.transpose.int and {dim % ndim for dim in arguments(source)[1:]} == {ndim - 1, ndim - 2}:
         return Side(_argument(source, 0), True)
     return Side(source, False)
 
@@ -160,6 +161,11 @@ def batch_of(side: Side) -> tuple[Size, ...]:
 
 
 RESHAPES = (aten.reshape.default, aten.view.default, aten._unsafe_view.default)
+
+
+def arguments(node: Node) -> tuple[Any, ...]:
+    """The positional arguments, which FX types too widely to be of use."""
+    return node.args
 
 
 def _argument(node: Node, index: int) -> Node:

@@ -65,9 +65,7 @@ class Growth:
         self.moments: dict[Node, tuple[str, str]] = {}
         self.tainted: set[Node] = set()
         self.stops: dict[Node, str] = {}
-        self.program = Program(
-            batched=self.first.batched, accumulate=ACCUMULATE[self.first.left.node.meta["val"].dtype]
-        )
+        self.program = Program(batched=self.first.batched, accumulate=ACCUMULATE[self.first.left.node.meta["val"].dtype])
         self.widths: dict[str, Size] = {}
         left = self.first.left
         self.batch = batch_of(self.first.right) if self.first.batched else ()
@@ -273,8 +271,8 @@ class Growth:
         return form
 
     def _cast(self, node: Node) -> None:
-        keywords = dict(node.kwargs)
-        dtype = keywords.pop("dtype", None) or (node.args[1] if len(node.args) > 1 else None)
+        keywords: dict[str, Any] = dict(node.kwargs)
+        dtype: Any = keywords.pop("dtype", None) or (node.args[1] if len(node.args) > 1 else None)
         device = keywords.pop("device", None)
         (source,) = node.all_input_nodes
         if keywords.pop("memory_format", None) not in (None, torch.preserve_format, torch.contiguous_format):
@@ -324,7 +322,7 @@ class Growth:
         source = node.args[0]
         if not isinstance(source, Node) or source not in self.values or self.values[source].form is not Form.TILE:
             raise Stop(f"{_name(node)} over rows")
-        dims = node.args[1] if len(node.args) > 1 else node.kwargs.get("dim")
+        dims: Any = node.args[1] if len(node.args) > 1 else node.kwargs.get("dim")
         ndim = source.meta["val"].ndim
         listed = [dims] if isinstance(dims, int) else list(dims) if dims is not None else []
         if [int(d) % ndim for d in listed] != [ndim - 1]:
@@ -363,7 +361,8 @@ class Growth:
         source, index = node.args
         if source not in self.moments:
             raise Stop("getitem")
-        assert isinstance(source, Node) and isinstance(index, int)
+        assert isinstance(source, Node)
+        assert isinstance(index, int)
         name = self.moments[source][index]
         if source in self.roots:
             self._take(node, name, Form.TILE if index == 0 else Form.COLUMN)
@@ -437,9 +436,7 @@ class Growth:
             raise Stop(f"{node.name} does not broadcast to one value per row for certain")
         if form is Form.COLUMN:
             return self.program.operand(Source(node, expand=tuple(shape[:-1])), self.program.rows)
-        return self.program.operand(
-            Source(node, expand=tuple(shape), squeeze=(len(shape) - 1,)), self.program.rows
-        )
+        return self.program.operand(Source(node, expand=tuple(shape), squeeze=(len(shape) - 1,)), self.program.rows)
 
     def _check_external(self, node: Node) -> None:
         value = node.meta["val"]
@@ -536,8 +533,9 @@ def layout_order(value: torch.Tensor, ndim: int) -> tuple[int, ...]:
     """
     if is_dense(value.stride(), value.shape, range(value.ndim)):
         return ()
-    if value.ndim == ndim and all(isinstance(stride, int) for stride in value.stride()):
-        order = tuple(sorted(range(ndim), key=lambda dim: -value.stride(dim)))
+    strides = value.stride()
+    if value.ndim == ndim and all(isinstance(stride, int) for stride in strides):
+        order = tuple(sorted(range(ndim), key=lambda dim: -strides[dim]))
         if is_dense(value.stride(), value.shape, order) and order[-1] == ndim - 1:
             return order
     raise Stop("its result is not dense in memory")

@@ -19,6 +19,10 @@ from postlude.op import MAX_RESULTS, overload
 aten = torch.ops.aten
 
 
+#: Key in a node's `meta`: which operands are weights. In the graph of training every call meets new ones.
+WEIGHTS = "postlude_weights"
+
+
 class NotExpressible(Exception):
     """The Region can't be put into the graph; the message says why. The graph is untouched."""
 
@@ -39,6 +43,12 @@ class Plan:
     sources: tuple[Source, ...]
     results: tuple[tuple[Node, ...], ...]
     absorbed: tuple[Node, ...]
+
+    @property
+    def weights(self) -> tuple[int, ...]:
+        """Right operands that come into the graph from outside: the only ones that may stay the same between calls."""
+        rights = {self.region.operand_index[c.right] for c in self.region.contractions}
+        return tuple(i for i in sorted(rights) if self.sources[i].node.op in ("placeholder", "get_attr"))
 
 
 def plan(growth: Growth) -> Plan:
@@ -88,6 +98,7 @@ def put_in(graph: Graph, plan: Plan) -> Node:
     with graph.inserting_before(point):
         operands = [_operand(graph, source, sizes) for source in plan.sources]
         call = _call(graph, overload(len(plan.results)), to_text(plan.region), operands)
+        call.meta[WEIGHTS] = plan.weights
         many = len(plan.results) > 1
         for index, nodes in enumerate(plan.results):
             result = _call(graph, operator.getitem, call, index) if many else call

@@ -28,10 +28,7 @@ def apply(program: Program, op: str, *arguments: Any) -> str:
 
 def as_type(program: Program, argument: Any, wanted: str) -> str:
     """A value name of the wanted type for a value name or a number."""
-    if isinstance(argument, bool | int | float):
-        name = program.const(float(argument))
-    else:
-        name = argument
+    name = program.const(float(argument)) if isinstance(argument, bool | int | float) else argument
     given = program.types[name].value
     if given == wanted:
         return name

@@ -198,9 +198,7 @@ class Region:
         """Type of every value by its name. Meaningful only for a Region that passes `verify`."""
         types: dict[str, Type] = {}
         for operand in self.operands:
-            types[operand.name] = Type(
-                self._ordered(operand.axes), "bool" if operand.dtype == torch.bool else "float"
-            )
+            types[operand.name] = Type(self._ordered(operand.axes), "bool" if operand.dtype == torch.bool else "float")
         for statement in self.body:
             types[statement.name] = self._type(statement, types)
         return types

@@ -35,9 +35,7 @@ def to_text(region: Region, *, lines: bool = False) -> str:
     parts = [f"region({', '.join(region.axes)})"]
     parts += [f"%{o.name} = operand {_axes(o.axes)} {DTYPE_NAMES[o.dtype]}" for o in region.operands]
     parts += [f"%{s.name} = {_PRINT[type(s)](s)}" for s in region.body]
-    parts += [
-        f"yield {_axes(y.axes)} {DTYPE_NAMES[y.dtype]} %{y.value}{_order(y.order)}" for y in region.yields
-    ]
+    parts += [f"yield {_axes(y.axes)} {DTYPE_NAMES[y.dtype]} %{y.value}{_order(y.order)}" for y in region.yields]
     return "\n  ".join(parts) if lines else "; ".join(parts)
 
 

@@ -23,9 +23,7 @@ def verify(region: Region) -> None:
     types: dict[str, Type] = {}
     for operand in region.operands:
         _check_operand(region, operand, types)
-        types[operand.name] = Type(
-            region._ordered(operand.axes), "bool" if operand.dtype == torch.bool else "float"
-        )
+        types[operand.name] = Type(region._ordered(operand.axes), "bool" if operand.dtype == torch.bool else "float")
     operands = {o.name: o for o in region.operands}
     for statement in region.body:
         if statement.name in types:
@@ -49,9 +47,7 @@ def _check_operand(region: Region, operand: Operand, seen: dict[str, Type]) -> N
         raise RegionError(f"operand %{operand.name}: the batch 'b' is the first axis, got {operand.axes}")
 
 
-def _check_statement(
-    region: Region, statement: Statement, types: dict[str, Type], operands: dict[str, Operand]
-) -> None:
+def _check_statement(region: Region, statement: Statement, types: dict[str, Type], operands: dict[str, Operand]) -> None:
     where = f"%{statement.name}"
     inputs = [types[name] for name in statement.inputs]
     if isinstance(statement, Contract):

@@ -56,8 +56,7 @@ def result_shapes(region: Region, shapes: Sequence[Sequence[int]]) -> list[tuple
     sizes = axis_sizes(region, shapes)
     batch = batch_shape(region, shapes)
     return [
-        tuple(size for axis in result.axes for size in (batch if axis == "b" else (sizes[axis],)))
-        for result in region.yields
+        tuple(size for axis in result.axes for size in (batch if axis == "b" else (sizes[axis],))) for result in region.yields
     ]
 
 
@@ -74,9 +73,7 @@ def axis_sizes(region: Region, shapes: Sequence[Sequence[int]]) -> dict[str, int
     sizes: dict[str, int] = {}
     contracted = {name for c in region.contractions for name in c.inputs}
     # Operands of contractions first: an epilogue tile may have more leading dimensions than its axes name.
-    for operand, shape in sorted(
-        zip(region.operands, shapes, strict=True), key=lambda pair: pair[0].name not in contracted
-    ):
+    for operand, shape in sorted(zip(region.operands, shapes, strict=True), key=lambda pair: pair[0].name not in contracted):
         if operand.axes[:1] == ("m",):
             trailing = len(operand.axes) - 1
             sizes.setdefault("m", prod(shape[: len(shape) - trailing]))

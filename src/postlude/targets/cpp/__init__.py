@@ -1,12 +1,12 @@
 """Target `cpp`: Regions as C++ kernels for the CPU, compiled when they are first needed.
 
-    codegen.py     Region -> C++ source
-    include/       what the source includes: drivers, packing, vector math
-    micro.cpp      the microkernels: one library per machine
-    toolchain.py   which compiler, which instruction set
-    build.py       source -> shared object, through the content-addressed cache
-    launcher.py    shared object -> callable
-    freeze.py      weights packed ahead of time, never stale
+codegen.py     Region -> C++ source
+include/       what the source includes: drivers, packing, vector math
+micro.cpp      the microkernels: one library per machine
+toolchain.py   which compiler, which instruction set
+build.py       source -> shared object, through the content-addressed cache
+launcher.py    shared object -> callable
+freeze.py      weights packed ahead of time, never stale
 """
 
 from typing import Any
@@ -29,8 +29,9 @@ def submit(region: Region) -> None:
     build.submit(source(region))
 
 
-def load(region: Region) -> Any:
-    """The kernel: callable with the operands and the results."""
-    from postlude.targets.cpp import build, launcher
+def load(region: Region, frozen: tuple[int, ...] = ()) -> Any:
+    """The kernel: callable with the operands and the results. Operands `frozen` may be packed ahead of time."""
+    from postlude.targets.cpp import build, freeze, launcher
 
-    return launcher.load(build.build(source(region)), operands=len(region.operands))
+    kernel = launcher.load(build.build(source(region)), operands=len(region.operands))
+    return freeze.freeze(kernel, frozen) if frozen else kernel
