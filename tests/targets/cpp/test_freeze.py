@@ -409,6 +409,21 @@ def test_foreign_memory_is_not_packed(kernel: launcher.Kernel, tmp_path: Path) -
     toy.check(kernel, X, weight)
 
 
+def test_constants_are_packed_at_once() -> None:
+    constant = freeze.freeze(toy.kernel(), (1,), constant=True)
+    freeze.release()
+    array = np.random.default_rng(0).standard_normal((N, K)).astype(np.float32)
+    foreign, held = torch.from_numpy(array), torch.randn(N, K)
+    alias = held[1:]
+    assert call(constant, X, foreign, 1) == "packed"
+    assert call(constant, X, held, 1) == "packed"
+    alias.mul_(2)  # what torch can see is seen all the same
+    assert call(constant, X, held, 1) == "packed"
+    assert freeze.packed_bytes() == 2 * N * K * 4
+    del foreign, held, alias
+    assert freeze.packed_bytes() == 0
+
+
 def test_numpy_array_made_before(kernel: launcher.Kernel) -> None:
     weight = nn.Parameter(torch.randn(N, K))
     array = weight.detach().numpy()

@@ -96,7 +96,7 @@ class _Weight:
 
 
 _weights: dict[int, _Weight] = {}  # by the address of the StorageImpl
-_frozen: dict[tuple[int, tuple[int, ...]], tuple[Kernel, Kernel]] = {}
+_frozen: dict[tuple[int, tuple[int, ...], bool], tuple[Kernel, Kernel]] = {}
 _lock = threading.RLock()
 
 
@@ -110,15 +110,20 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_after_fork)
 
 
-def freeze(kernel: Kernel, operands: tuple[int, ...]) -> Kernel:
-    """`kernel`, with packed forms for the weights it meets as these operands. Called in the same way."""
+def freeze(kernel: Kernel, operands: tuple[int, ...], *, constant: bool = False) -> Kernel:
+    """`kernel`, with packed forms for the weights it meets as these operands. Called in the same way.
+
+    `constant` is for weights that somebody else has declared constant (TorchInductor's own freezing): they are packed at first
+    sight, whatever else holds them and wherever their memory came from. Writes are still seen where torch can see them.
+    """
     if not launcher.can_freeze() or not _works():
         return kernel
     with _lock:
         # The kernel is kept with its frozen form, so that its id stays its own.
-        key = (id(kernel), tuple(operands))
+        key = (id(kernel), tuple(operands), constant)
         if key not in _frozen:
-            _frozen[key] = (kernel, kernel.frozen(_meet, tuple(operands)))
+            handler = _meet_constant if constant else _meet
+            _frozen[key] = (kernel, kernel.frozen(handler, tuple(operands)))
         return _frozen[key][1]
 
 
@@ -157,7 +162,11 @@ def _table(kernel: Kernel) -> Any:
 # Meeting a weight ------------------------------------------------------------------------------------------------------
 
 
-def _meet(kernel: Kernel, index: int, tensor: Tensor) -> None:
+def _meet_constant(kernel: Kernel, index: int, tensor: Tensor) -> None:
+    _meet(kernel, index, tensor, constant=True)
+
+
+def _meet(kernel: Kernel, index: int, tensor: Tensor, *, constant: bool = False) -> None:
     """Called by the launcher when `tensor` has no valid entry: make one, so that it is not asked at every call.
 
     Never raises: whatever goes wrong, the natural path is right.
@@ -168,7 +177,7 @@ def _meet(kernel: Kernel, index: int, tensor: Tensor) -> None:
             address = _address(tensor)
             use = _use_of(kernel, index, tensor)
             _drop_stale(use, tensor, address)
-            refusal = _pack(use, tensor, address)
+            refusal = _pack(use, tensor, address, constant=constant)
             if refusal is not None:
                 patience = refusal.patience(use)
                 log.debug("operand %d of %s is not packed: %s (asked again: %d)", index, kernel.path, refusal.reason, patience)
@@ -202,7 +211,7 @@ _UNAFFORDABLE = _Refusal("there is too little free memory", doubling=True)
 _UNSUITABLE = _Refusal("the kernel packs no operand like this")
 
 
-def _pack(use: _Use, tensor: Tensor, address: int) -> _Refusal | None:
+def _pack(use: _Use, tensor: Tensor, address: int, *, constant: bool) -> _Refusal | None:
     if type(tensor) not in (Tensor, torch.nn.Parameter):
         return _SUBCLASS
     if tensor.layout != torch.strided or tensor.device.type != "cpu" or tensor.is_neg() or tensor.is_conj():
@@ -211,7 +220,7 @@ def _pack(use: _Use, tensor: Tensor, address: int) -> _Refusal | None:
         use.failures = MOST_FAILURES - 1  # one more chance after the pause
         use.met = 0
         return _CHANGES
-    if use.met != address:
+    if use.met != address and not constant:
         use.met = address
         return _FIRST_TIME
     bytes_needed = use.kernel.pack_size(use.index, tensor)
@@ -219,16 +228,16 @@ def _pack(use: _Use, tensor: Tensor, address: int) -> _Refusal | None:
         return _UNSUITABLE
     if bytes_needed > available_memory() // MEMORY_SHARE:
         return _UNAFFORDABLE
-    if not _sole_owner(tensor):
+    if not constant and not _sole_owner(tensor):
         return _HELD
     clone = _clone(tensor)
-    if clone is None and _move_home(tensor):
+    if clone is None and not constant and _move_home(tensor):
         use = _use_of(use.kernel, use.index, tensor)  # the old storage has died
         clone = _clone(tensor)
-    if clone is None:
+    if clone is None and not constant:
         return _FOREIGN
     # Pack from the clone, which can't change: a write to the weight by another thread, now or later, moves the weight.
-    packed = use.kernel.pack(use.index, clone, clone)
+    packed = use.kernel.pack(use.index, tensor if clone is None else clone, clone)
     if packed is None:
         return _UNSUITABLE
     _table(use.kernel).use_packed(use.index, packed)
