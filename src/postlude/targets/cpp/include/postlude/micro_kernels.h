@@ -35,6 +35,10 @@ POSTLUDE_INLINE void prefetch(const void *b, int64_t distance) {
     __builtin_prefetch(reinterpret_cast<const char *>(reinterpret_cast<uintptr_t>(b) + static_cast<uintptr_t>(distance + v)));
 }
 
+POSTLUDE_INLINE void prefetch_later(const void *p, int64_t distance) {
+  __builtin_prefetch(reinterpret_cast<const char *>(reinterpret_cast<uintptr_t>(p) + static_cast<uintptr_t>(distance)), 0, 2);
+}
+
 // --- outer product form: packed panels, and [k, n] in place ---------------------------------------------------------
 // A policy multiplies one step of k (one row of b, or a pair) into the tile.
 
@@ -170,6 +174,22 @@ void outer_tile(const OuterCall<Step> &call) {
           Step::multiply(acc, rows, i + u * Step::step, b + u * stride, ldb);
         }
         b += 4 * stride;
+      }
+    }
+    if constexpr (R >= 4 && N == kTileVectors) {
+      constexpr int line = 64 / (sizeof(typename Step::Compute) / sizeof(float) * 4);  // steps that use up a line of each row
+      for (; i + line * Step::step <= end;) {
+        // The rows of the next block, into L2: left operands are many short streams, which the hardware does not follow.
+        POSTLUDE_UNROLL for (int r = 0; r < R; ++r) prefetch_later(rows[r] + i, R * call.lda * static_cast<int64_t>(sizeof(*call.a)));
+#if defined(__clang__)
+#pragma clang loop unroll(disable)
+#else
+#pragma GCC unroll 1
+#endif
+        for (int s = 0; s < line; ++s, i += Step::step, b += stride) {
+          if constexpr (Ahead > 0) prefetch<Ahead>(b, ahead);
+          Step::multiply(acc, rows, i, b, ldb);
+        }
       }
     }
     for (; i + Step::step <= end; i += Step::step, b += stride) {
