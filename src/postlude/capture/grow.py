@@ -10,39 +10,19 @@ as reshapes between a projection's [rows, n] and a module's [batch, length, n] l
 import operator
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from enum import Enum
 from typing import Any
 
 import torch
 from torch.fx import Node
 
-from postlude.capture.gemm import ACCUMULATE, RESHAPES, Attention, Gemm, NotAGemm, Side, batch_of, recognize, side_batched
+from postlude.capture.forms import LOW, Form, Stop, Value, check_clone, constant_value, layout_order, writes
+from postlude.capture.gemm import ACCUMULATE, RESHAPES, Attention, Gemm, NotAGemm, Side, batch_of, side_batched
+from postlude.capture.partner import join
 from postlude.capture.program import Program, Source
-from postlude.capture.sizes import Kind, Size, broadcast_kind, is_dense, same, same_shape
+from postlude.capture.sizes import Kind, Size, broadcast_kind, same, same_shape
 from postlude.capture.translate import CASTS, ELEMENTWISE, apply, as_type
 
 aten = torch.ops.aten
-
-
-class Form(Enum):
-    """How a value of the Region lies in its node's tensor."""
-
-    TILE = "tile"  # [*rows, n]
-    COLUMN_KEPT = "column kept"  # [*rows, 1]
-    COLUMN = "column"  # [*rows]
-    REPEATED = "repeated"  # [*rows, n], the same in all columns; no result can have this form
-
-
-@dataclass(frozen=True)
-class Value:
-    """The Region's value of a node."""
-
-    name: str
-    form: Form
-
-
-class Stop(Exception):
-    """A node can't be taken in; the message says why."""
 
 
 @dataclass
@@ -64,6 +44,7 @@ class Growth:
         self.values: dict[Node, Value] = {}
         self.moments: dict[Node, tuple[str, str]] = {}
         self.tainted: set[Node] = set()
+        self.visited: set[Node] = set()
         self.stops: dict[Node, str] = {}
         self.program = Program(batched=self.first.batched, accumulate=ACCUMULATE[self.first.left.node.meta["val"].dtype])
         self.widths: dict[str, Size] = {}
@@ -77,8 +58,9 @@ class Growth:
     def run(self) -> None:
         """Absorb the GEMMs and what follows them."""
         node = self.first.node
-        while node.op != "root" and not _writes(node):
+        while node.op != "root" and not writes(node):
             self._visit(node)
+            self.visited.add(node)
             node = node.next
 
     @property
@@ -98,18 +80,23 @@ class Growth:
             if any(source in self.tainted for source in inputs):
                 self.tainted.add(node)
             return
-        before = (len(self.program.body), len(self.program.operands), len(self.values), len(self.gemms))
+        before = self.mark()
         try:
             if any(source in self.tainted for source in inputs):
                 raise Stop("it needs a value that is computed outside from this Region's results")
-            self._absorb(node)
+            self.absorb(node)
         except Stop as stop:
-            self._roll_back(*before)
+            self.roll_back(before)
             self.tainted.add(node)
             self.stops[node] = str(stop)
 
-    def _roll_back(self, statements: int, operands: int, values: int, gemms: int) -> None:
-        """Forget what an abandoned node had added."""
+    def mark(self) -> tuple[int, int, int, int]:
+        """How much there is of everything, for `roll_back`."""
+        return len(self.program.body), len(self.program.operands), len(self.values), len(self.gemms)
+
+    def roll_back(self, mark: tuple[int, int, int, int]) -> None:
+        """Forget what was added since the mark."""
+        statements, operands, values, gemms = mark
         self.program.truncate(statements, operands)
         for node in list(self.values)[values:]:
             del self.values[node]
@@ -119,14 +106,14 @@ class Growth:
 
     def _start(self, gemm: Gemm) -> None:
         try:
-            value = self._contract(gemm, self.left, self.contracted, self._new_column(gemm.right))
+            value = self.contract(gemm, self._new_column(gemm.right))
         except Stop as stop:
             raise NotAGemm(str(stop)) from None
         self.gemms.append(gemm)
         if gemm.attention:
             self._attention(gemm, gemm.attention, value)
         else:
-            self._take(gemm.node, value, Form.TILE)
+            self.take(gemm.node, value, Form.TILE)
 
     def _new_column(self, right: Side) -> str:
         column = self.program.axis("n")
@@ -141,10 +128,10 @@ class Growth:
         axes = (column, contracted) if side.transposed else (contracted, column)
         return ("b", *axes) if self.program.batched else axes
 
-    def _contract(self, gemm: Gemm, left: str, contracted: str, column: str) -> str:
+    def contract(self, gemm: Gemm, column: str) -> str:
         """The GEMM with its bias and factors."""
-        right = self.program.operand(Source(gemm.right.node), self._right_axes(gemm.right, contracted, column))
-        value = self.program.contract(left, right, column)
+        right = self.program.operand(Source(gemm.right.node), self._right_axes(gemm.right, self.contracted, column))
+        value = self.program.contract(self.left, right, column)
         if gemm.alpha != 1.0:
             value = apply(self.program, "mul", value, gemm.alpha)
         if gemm.bias is not None:
@@ -180,14 +167,20 @@ class Growth:
 
     # Taking in one node.
 
-    def _take(self, node: Node, name: str, form: Form) -> None:
+    def take(self, node: Node, name: str, form: Form) -> None:
+        """Let value `name` stand for the node."""
         value = node.meta["val"]
         layout_order(value, len(self.batch) + 2)
-        if self.settings.eager_rounding and value.dtype in _LOW:
+        if self.settings.eager_rounding and value.dtype in LOW:
             name = self.program.round(value.dtype, name)
         self.values[node] = Value(name, form)
 
-    def _absorb(self, node: Node) -> None:
+    def absorb(self, node: Node) -> None:
+        """Compute the node in the Region.
+
+        Raises:
+            Stop: it can't be; some statements may have been added already.
+        """
         if node in self.refused:
             raise Stop("its result has a form that a Region can't store")
         if node.op != "call_function":
@@ -211,7 +204,7 @@ class Growth:
 
     def _check_type(self, node: Node) -> None:
         dtype = node.meta["val"].dtype
-        if dtype == torch.bool or dtype == self.program.accumulate or dtype in _LOW:
+        if dtype == torch.bool or dtype == self.program.accumulate or dtype in LOW:
             return
         raise Stop(f"{_name(node)} computes in {dtype}, the Region in {self.program.accumulate}")
 
@@ -248,7 +241,7 @@ class Growth:
         except TypeError:
             raise Stop(f"{_name(node)} has arguments that the epilogue's op has not") from None
         assert name is not None
-        self._take(node, as_type(self.program, name, wanted), form)
+        self.take(node, as_type(self.program, name, wanted), form)
 
     def _common_form(self, node: Node, shape: Sequence[Size], inside: Sequence[tuple[Node, Value]]) -> Form:
         """The form of an elementwise node's result, if all of the Region's values in it fit together."""
@@ -281,15 +274,15 @@ class Growth:
             raise Stop("a copy to another device")
         value = self.values[source]
         if dtype is None or dtype == source.meta["val"].dtype:
-            self._take(node, value.name, value.form)
+            self.take(node, value.name, value.form)
             return
-        if not (dtype in _LOW or dtype in (self.program.accumulate, torch.bool)):
+        if not (dtype in LOW or dtype in (self.program.accumulate, torch.bool)):
             raise Stop(f"a conversion to {dtype}")
         name = as_type(self.program, value.name, "bool" if dtype == torch.bool else "float")
-        if dtype in _LOW and source.meta["val"].dtype not in _LOW and len(source.users) > 1:
+        if dtype in LOW and source.meta["val"].dtype not in LOW and len(source.users) > 1:
             # Someone also reads the exact value: the rounded one may be meant to differ from it (high and low parts).
             name = self.program.round(dtype, name)
-        self._take(node, name, value.form)
+        self.take(node, name, value.form)
 
     def _view(self, node: Node) -> None:
         (source,) = [n for n in node.all_input_nodes if isinstance(n.meta.get("val"), torch.Tensor)]
@@ -315,8 +308,8 @@ class Growth:
         else:
             form = Form.COLUMN_KEPT if after and same(after[-1], 1) else Form.COLUMN
         if node.target is aten.clone.default:
-            _check_clone(node)
-        self._take(node, value.name, form)
+            check_clone(node)
+        self.take(node, value.name, form)
 
     def _reduction(self, node: Node) -> None:
         source = node.args[0]
@@ -338,7 +331,7 @@ class Growth:
         self._check_type(node)
         keep = node.args[2] if len(node.args) > 2 else node.kwargs.get("keepdim", False)
         name = _REDUCTIONS[node.target](self, node, value)
-        self._take(node, name, Form.COLUMN_KEPT if keep else Form.COLUMN)
+        self.take(node, name, Form.COLUMN_KEPT if keep else Form.COLUMN)
 
     def variance_and_mean(self, node: Node, value: str) -> tuple[str, str]:
         """Both moments of a row, the variance about the mean in a second pass."""
@@ -365,11 +358,11 @@ class Growth:
         assert isinstance(index, int)
         name = self.moments[source][index]
         if source in self.roots:
-            self._take(node, name, Form.TILE if index == 0 else Form.COLUMN)
+            self.take(node, name, Form.TILE if index == 0 else Form.COLUMN)
             return
         self._check_type(node)
         kept = source.kwargs.get("keepdim", False)
-        self._take(node, name, Form.COLUMN_KEPT if kept else Form.COLUMN)
+        self.take(node, name, Form.COLUMN_KEPT if kept else Form.COLUMN)
 
     def _chain(self, node: Node) -> None:
         """A batched GEMM whose left side is a tile of this Region: softmax(q k^T) v written out."""
@@ -393,7 +386,7 @@ class Growth:
             raise Stop("a batched GEMM of another type")
         output = self._new_column(side)
         operand = self.program.operand(Source(side.node), self._right_axes(side, contracted, output))
-        self._take(node, self.program.contract(value, operand, output), Form.TILE)
+        self.take(node, self.program.contract(value, operand, output), Form.TILE)
 
     # Operands from outside.
 
@@ -404,7 +397,7 @@ class Growth:
             return self.program.const(constant)
         self._check_external(node)
         assert column is not None
-        joined = self._second_gemm(node, shape, column)
+        joined = join(self, node, shape, column)
         if joined is not None:
             return joined
         own = tuple(node.meta["val"].shape)
@@ -451,43 +444,6 @@ class Growth:
         if value.layout != torch.strided:
             raise Stop(f"{node.name} is not a strided tensor")
 
-    def _second_gemm(self, node: Node, shape: Sequence[Size], column: str) -> str | None:
-        """A GEMM of the same rows and columns joins as a second contraction: the gate of a SwiGLU."""
-        path = [node]
-        while path[-1].target in (*RESHAPES, *CASTS):
-            source = path[-1].args[0]
-            assert isinstance(source, Node)
-            if source.meta["val"].dtype not in ACCUMULATE:
-                return None
-            path.append(source)
-        target = path[-1]
-        if target in self.values or target in self.tainted or self.program.batched:
-            return None
-        try:
-            gemm = recognize(target)
-        except NotAGemm:
-            return None
-        if gemm is None or gemm.batched or gemm.attention or gemm.left != self.first.left:
-            return None
-        right = gemm.right
-        width = right.shape[-2] if right.transposed else right.shape[-1]
-        fits = same(width, self.widths[column]) and all(
-            same_shape(tuple(n.meta["val"].shape)[-1:], tuple(shape)[-1:]) for n in path
-        )
-        if not fits or not same_shape(tuple(node.meta["val"].shape), tuple(shape)):
-            return None
-        if right.node in self.tainted or right.node in self.values:
-            return None
-        if gemm.bias is not None and (gemm.bias in self.tainted or gemm.bias in self.values):
-            return None
-        value = self._contract(gemm, self.left, self.contracted, column)
-        self.gemms.append(gemm)
-        for absorbed in reversed(path):
-            self._take(absorbed, value, Form.TILE)
-        return self.values[node].name
-
-
-_LOW = (torch.bfloat16, torch.float16)
 
 _VIEWS = (
     *RESHAPES,
@@ -500,12 +456,6 @@ _VIEWS = (
     aten.clone.default,
     aten.detach.default,
 )
-
-
-def _writes(node: Node) -> bool:
-    """Whether a node changes a tensor in place: nothing may move past it."""
-    schema = getattr(node.target, "_schema", None)
-    return schema is not None and schema.is_mutable
 
 
 def _mean(growth: Growth, node: Node, value: str) -> str:
@@ -523,38 +473,6 @@ _REDUCTIONS: dict[Any, Callable[[Growth, Node, str], str]] = {
     aten.var.correction: lambda growth, node, value: growth.variance_and_mean(node, value)[0],
 }
 _MOMENTS = (aten.var_mean.correction,)
-
-
-def layout_order(value: torch.Tensor, ndim: int) -> tuple[int, ...]:
-    """Order of the dimensions in memory, as a `yield` says it: empty for a plain dense tensor.
-
-    Raises:
-        Stop: the tensor is not dense in any order that a result can have.
-    """
-    if is_dense(value.stride(), value.shape, range(value.ndim)):
-        return ()
-    strides = value.stride()
-    if value.ndim == ndim and all(isinstance(stride, int) for stride in strides):
-        order = tuple(sorted(range(ndim), key=lambda dim: -strides[dim]))
-        if is_dense(value.stride(), value.shape, order) and order[-1] == ndim - 1:
-            return order
-    raise Stop("its result is not dense in memory")
-
-
-def constant_value(node: Node) -> float | None:
-    """The number that fills a tensor made by `full`, if it is one."""
-    if node.target not in (aten.full.default, aten.scalar_tensor.default):
-        return None
-    value = node.args[1] if node.target is aten.full.default else node.args[0]
-    dtype = node.meta["val"].dtype
-    # A truth value or an integer would meet other promotion rules than a floating point literal does.
-    return float(value) if isinstance(value, int | float) and dtype.is_floating_point else None
-
-
-def _check_clone(node: Node) -> None:
-    wanted = node.kwargs.get("memory_format")
-    if wanted not in (None, torch.contiguous_format, torch.preserve_format):
-        raise Stop("a clone in another memory format")
 
 
 def _name(node: Node) -> str:

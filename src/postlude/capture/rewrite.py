@@ -10,7 +10,8 @@ import torch
 from torch.fx import Graph, Node
 from torch.utils._sympy.functions import FloorDiv
 
-from postlude.capture.grow import Form, Growth, layout_order
+from postlude.capture.forms import Form, layout_order
+from postlude.capture.grow import Growth
 from postlude.capture.program import Source
 from postlude.capture.sizes import Size, same_shape
 from postlude.ir import Region, Yield, normalize, to_text, verify

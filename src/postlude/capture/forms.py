@@ -1,0 +1,73 @@
+"""How a graph's tensors can stand for values of a Region, and what forbids it."""
+
+from dataclasses import dataclass
+from enum import Enum
+
+import torch
+from torch.fx import Node
+
+from postlude.capture.sizes import is_dense
+
+aten = torch.ops.aten
+
+#: Storage types whose arithmetic is float32.
+LOW = (torch.bfloat16, torch.float16)
+
+
+class Form(Enum):
+    """How a value of the Region lies in its node's tensor."""
+
+    TILE = "tile"  # [*rows, n]
+    COLUMN_KEPT = "column kept"  # [*rows, 1]
+    COLUMN = "column"  # [*rows]
+    REPEATED = "repeated"  # [*rows, n], the same in all columns; no result can have this form
+
+
+@dataclass(frozen=True)
+class Value:
+    """The Region's value of a node."""
+
+    name: str
+    form: Form
+
+
+class Stop(Exception):
+    """A node can't be taken in; the message says why."""
+
+
+def layout_order(value: torch.Tensor, ndim: int) -> tuple[int, ...]:
+    """Order of the dimensions in memory, as a `yield` says it: empty for a plain dense tensor.
+
+    Raises:
+        Stop: the tensor is not dense in any order that a result can have.
+    """
+    if is_dense(value.stride(), value.shape, range(value.ndim)):
+        return ()
+    strides = value.stride()
+    if value.ndim == ndim and all(isinstance(stride, int) for stride in strides):
+        order = tuple(sorted(range(ndim), key=lambda dim: -strides[dim]))
+        if is_dense(value.stride(), value.shape, order) and order[-1] == ndim - 1:
+            return order
+    raise Stop("its result is not dense in memory")
+
+
+def constant_value(node: Node) -> float | None:
+    """The number that fills a tensor made by `full`, if it is one."""
+    if node.target not in (aten.full.default, aten.scalar_tensor.default):
+        return None
+    value = node.args[1] if node.target is aten.full.default else node.args[0]
+    dtype = node.meta["val"].dtype
+    # A truth value or an integer would meet other promotion rules than a floating point literal does.
+    return float(value) if isinstance(value, int | float) and dtype.is_floating_point else None
+
+
+def check_clone(node: Node) -> None:
+    wanted = node.kwargs.get("memory_format")
+    if wanted not in (None, torch.contiguous_format, torch.preserve_format):
+        raise Stop("a clone in another memory format")
+
+
+def writes(node: Node) -> bool:
+    """Whether a node changes a tensor in place: nothing may move past it."""
+    schema = getattr(node.target, "_schema", None)
+    return schema is not None and schema.is_mutable

@@ -1,0 +1,125 @@
+"""Joins another GEMM of the same input to a Region being grown: the gate of a SwiGLU, or a learned gate behind a sigmoid.
+
+When an op of the Region takes a tensor from outside, that tensor may be computed elementwise from a GEMM with the same left
+side and the same width. Then that GEMM becomes a second contraction, and what stands between them is absorbed too.
+"""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from torch.fx import Node
+
+from postlude.capture.forms import Form, Stop
+from postlude.capture.gemm import RESHAPES, Gemm, NotAGemm, recognize
+from postlude.capture.sizes import Size, same, same_shape
+from postlude.capture.translate import CASTS, ELEMENTWISE
+
+if TYPE_CHECKING:
+    from postlude.capture.grow import Growth
+
+#: Most nodes that are looked at on the way back to the GEMM.
+REACH = 16
+
+
+def join(growth: "Growth", node: Node, shape: Sequence[Size], column: str) -> str | None:
+    """The value of `node` in the Region if its GEMM could be joined, or None and nothing has changed."""
+    if growth.program.batched or not same_shape(tuple(node.meta["val"].shape), tuple(shape)):
+        return None
+    between = _behind(growth, node)
+    gemm = _gemm(growth, between, column)
+    if gemm is None:
+        return None
+    chain = _from(gemm.node, between)
+    early = _visited_users([gemm.node, *chain], growth)
+    if any(_reads(source.node, early) for source in growth.program.sources):
+        return None  # the Region already reads something that is computed from this GEMM elsewhere
+    before = growth.mark()
+    try:
+        value = growth.contract(gemm, column)
+        growth.gemms.append(gemm)
+        growth.take(gemm.node, value, Form.TILE)
+        for inner in chain:
+            growth.absorb(inner)
+        if growth.values[node].form is not Form.TILE:
+            raise Stop("its form is another")
+    except Stop:
+        growth.roll_back(before)
+        return None
+    growth.tainted |= early
+    return growth.values[node].name
+
+
+def _behind(growth: "Growth", node: Node) -> set[Node]:
+    """`node` and what it is computed from, elementwise, within reach."""
+    found: set[Node] = set()
+    stack = [node]
+    while stack and len(found) < REACH:
+        current = stack.pop()
+        if current in found or current in growth.values or current in growth.tainted:
+            continue
+        found.add(current)
+        if current.target in (*RESHAPES, *CASTS) or current.target in ELEMENTWISE:
+            stack.extend(current.all_input_nodes)
+    return found
+
+
+def _gemm(growth: "Growth", nodes: set[Node], column: str) -> Gemm | None:
+    """A GEMM among the nodes that has the Region's left side and width."""
+    for node in nodes:
+        try:
+            gemm = recognize(node)
+        except NotAGemm:
+            continue
+        if gemm is None or gemm.batched or gemm.attention or gemm.left != growth.first.left:
+            continue
+        right = gemm.right
+        width = right.shape[-2] if right.transposed else right.shape[-1]
+        outside = [right.node] if gemm.bias is None else [right.node, gemm.bias]
+        if same(width, growth.widths[column]) and not any(n in growth.tainted or n in growth.values for n in outside):
+            return gemm
+    return None
+
+
+def _from(gemm: Node, nodes: set[Node]) -> list[Node]:
+    """The nodes that depend on the GEMM, in an order in which each follows its inputs."""
+    chain: list[Node] = []
+    inside = {gemm}
+    pending = set(nodes) - inside
+    while ready := [n for n in pending if inside.intersection(n.all_input_nodes) and not _waits(n, pending, gemm)]:
+        chain.extend(ready)
+        inside.update(ready)
+        pending.difference_update(ready)
+    return chain
+
+
+def _waits(node: Node, pending: set[Node], gemm: Node) -> bool:
+    """Whether one of the node's inputs depends on the GEMM and is not placed yet."""
+    return any(source in pending and _reads(source, {gemm}) for source in node.all_input_nodes)
+
+
+def _reads(node: Node, targets: set[Node]) -> bool:
+    """Whether `node` is one of the targets or is computed from one."""
+    if not targets:
+        return False
+    seen: set[Node] = set()
+    stack = [node]
+    while stack:
+        current = stack.pop()
+        if current in targets:
+            return True
+        if current not in seen:
+            seen.add(current)
+            stack.extend(current.all_input_nodes)
+    return False
+
+
+def _visited_users(nodes: Sequence[Node], growth: "Growth") -> set[Node]:
+    """What the walk has passed already and is computed from these nodes without being one of them."""
+    users: set[Node] = set()
+    stack = list(nodes)
+    while stack:
+        for user in stack.pop().users:
+            if user in growth.visited and user not in users and user not in nodes and user not in growth.values:
+                users.add(user)
+                stack.append(user)
+    return users
