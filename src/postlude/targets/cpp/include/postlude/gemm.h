@@ -37,9 +37,10 @@ int may_use_threads(int wanted);  // 1 in a forked child, where the pool of thre
 // Below how many rows weights are used where they lie, because packing them would cost more than it saves.
 constexpr int64_t kDotRows = 48, kInPlaceRows = 12;
 // One thread's share of L2 that a packed panel may fill, and the shared buffers' sizes.
-// Weights larger than this do not stay in L2 between calls: prefetch. `kNear` bytes ahead in a packed panel, where there is no
+// Weights larger than this do not stay in L2 between calls: prefetch. `kNear` bytes ahead in a packed panel and
+// `kNearRows` rows ahead in weights [k, n], where there is no
 // other block of rows to hide the reading of the next panel behind.
-constexpr int64_t kPrefetchBytes = 1 << 20, kNear = 16 << 10;
+constexpr int64_t kPrefetchBytes = 1 << 20, kNear = 16 << 10, kNearRows = 16;
 constexpr int64_t kPanelBudget = 640 << 10, kRowsBudget = 8 << 20, kLeftBudget = 16 << 20, kKeepPacked = 4 << 20;
 
 enum class Form { packed, dot, in_place, pack };
@@ -214,7 +215,7 @@ class Driver {
 
   // --- the plan ---------------------------------------------------------------------------------------------------------
 
-  Form form(const Group &g, const Right &r, int64_t rows, int64_t panel) const {
+  static Form form(const Group &g, const Right &r, int64_t rows, int64_t panel) {
     if (r.packed != nullptr) return Form::packed;
     const View &v = r.view;
     if (v.stride_k == 1 && rows <= kDotRows && g.k >= 16) return Form::dot;
@@ -404,8 +405,8 @@ class Driver {
     int64_t ldb;      // elements
     int64_t per_k;    // bytes from one k to the next, over two k for bfloat16 pairs
     int64_t per;      // how many k these bytes are for
-    int64_t near;     // bytes ahead to prefetch where rows make one block only
-    int64_t half;     // bytes from the first to the second half of what one step reads
+    int64_t near;     // bytes ahead to prefetch where rows make one block only; 0: don't
+    int64_t step, second;  // of that prefetch
   };
 
   Panel panel(const Group &g, int c, int64_t p, int64_t item, int64_t rows, char *room) const {
@@ -414,20 +415,32 @@ class Driver {
     const View &v = r.view;
     const int64_t bytes = element_bytes(e), per = e == Element::bf16 ? 2 : 1;
     switch (form(g, r, rows, p)) {
-      case Form::packed: return {g.kernels.panel, r.packed + p * panel_bytes(e, g.k), 0, kPanelBytes, per, kNear, 128};
-      case Form::dot: return {g.kernels.dot, v.at(item, p * g.width), v.rows.step(), bytes, 1, 4 * v.rows.step() * bytes, 2 * v.rows.step() * bytes};
-      case Form::in_place: return {g.kernels.in_place, v.at(item, p * g.width), v.stride_k, v.stride_k * bytes, 1, 0, 0};
+      case Form::packed: return {g.kernels.panel, r.packed + p * panel_bytes(e, g.k), 0, kPanelBytes, per, kNear, kPanelBytes, 128};
+      case Form::dot: {
+        const int64_t row = v.rows.step() * bytes;
+        return {g.kernels.dot, v.at(item, p * g.width), v.rows.step(), bytes, 1, 4 * row, 0, 2 * row};
+      }
+      case Form::in_place: {
+        const int64_t row = v.stride_k * bytes;
+        return {g.kernels.in_place, v.at(item, p * g.width), v.stride_k, row, 1, kNearRows * row, per * row, per == 2 ? row : 128};
+      }
       case Form::pack: break;
     }
     pack_right(g, c, p, item, room);
-    return {g.kernels.panel, room, 0, kPanelBytes, per, 0, 128};
+    return {g.kernels.panel, room, 0, kPanelBytes, per, 0, 0, 0};
   }
 
-  // Where another panel will be read from.
-  static const char *next_data(const Group &g, int c, int64_t p) {
+  // How another panel will be read, in whatever form.
+  static Ahead next_walk(const Group &g, int c, int64_t p, int64_t pack_rows) {
     const Right &r = g.right[c];
-    if (r.packed != nullptr) return r.packed + p * panel_bytes(g.info->right_type, g.k);
-    return r.view.at(0, p * g.width);
+    const Element e = g.info->right_type;
+    if (r.packed != nullptr) return {r.packed + p * panel_bytes(e, g.k), kPanelBytes, 128, false};
+    const View &v = r.view;
+    const char *from = v.at(0, p * g.width);
+    const int64_t bytes = element_bytes(e), per = e == Element::bf16 ? 2 : 1;
+    if (v.rows.step() == 1) return {from, v.stride_k * bytes * per, per == 2 ? v.stride_k * bytes : 128, false};
+    if (form(g, r, pack_rows, p) == Form::dot) return {from, 0, 2 * v.rows.step() * bytes, false};
+    return {from, kPanelBytes, 128, false};  // rows of k one after the other: as good as one stream
   }
 
   static void pack_right(const Group &g, int c, int64_t p, int64_t item, char *room) {
@@ -524,16 +537,19 @@ class Driver {
         for (int c = 0; c < contractions; ++c) {
           acc[c] = c_base[c] + (shared_row >= 0 || split ? at * ldc * g.item : 0);
           const char *from = b[c].data + k0 / b[c].per * b[c].per_k;
-          const char *ahead = nullptr;
+          Ahead ahead{};
           if (g.prefetch) {
             const int64_t left_to_do = blocks.count - i;
-            if (blocks.count == 1)
-              ahead = b[c].near == 0 ? nullptr : from + b[c].near;
-            else if (next_panel >= 0 && left_to_do <= 2 && k1 == g.k)  // half of the next panel with each of the last two blocks
-              ahead = next_data(g, c, next_panel) + (left_to_do == 1 ? b[c].half : 0);
+            if (blocks.count == 1) {
+              ahead = {from + b[c].near, b[c].step, b[c].second, true};
+              if (b[c].near == 0) ahead.from = nullptr;
+            } else if (next_panel >= 0 && left_to_do <= 2 && k1 == g.k) {
+              ahead = next_walk(g, c, next_panel, pack_rows);  // half of it with each of the last two blocks
+              if (left_to_do == 1) ahead.from += ahead.second;
+            }
           }
           b[c].kernel(k1 - k0, left[c].data + (at * left[c].stride + k0) * left_bytes, left[c].stride, from, b[c].ldb, acc[c], ldc, size,
-                      columns, k0 > 0, ahead, blocks.count == 1 ? 4 : 2);
+                      columns, k0 > 0, ahead.from == nullptr ? nullptr : &ahead);
         }
         if (shared_row < 0 && k1 == g.k)
           g.info->epilogue(tensors_, row + at, size, p * g.width, columns, acc, ldc, nullptr, 0);
@@ -620,14 +636,14 @@ class Driver {
           char *place = keep ? room + p * each : room;
           Panel b;
           if (keep && holds == source && form(g, g.right[c], g.m, p) == Form::pack)
-            b = {g.kernels.panel, place, 0, 0, 1, 0, 0};
+            b = {g.kernels.panel, place, 0, 0, 1, 0, 0, 0};
           else
             b = panel(g, c, p, source, g.m, place);
           int64_t at = 0;
           for (int64_t r = 0; r < blocks.count; ++r) {
             const int size = blocks.size(r);
             b.kernel(g.k, left[c].data + at * left[c].stride * left_bytes, left[c].stride, b.data, b.ldb,
-                     out + (at * full + p * g.width) * g.item, full, size, columns, false, nullptr, 0);
+                     out + (at * full + p * g.width) * g.item, full, size, columns, false, nullptr);
             at += size;
           }
         }

@@ -2,16 +2,14 @@
 //
 // All have one signature, so that the driver treats a packed panel, weights [n, k] and weights [k, n] alike:
 //
-//     kernel(k, a, lda, b, ldb, c, ldc, rows, columns, accumulate, ahead, lines)
+//     kernel(k, a, lda, b, ldb, c, ldc, rows, columns, accumulate, ahead)
 //
 //   a        rows of the left operand, k stride 1, lda elements apart: float, double, or bfloat16 (vdpbf16ps only)
 //   b, ldb   a packed panel (ldb unused); or the first weight row of the panel, ldb apart ([n, k]: one row per column;
 //            [k, n]: one row per k)
 //   c, ldc   accumulators, rows of whole panels: everything up to the panel's width may be written
-//   ahead    null, or where to prefetch from, in the pattern in which b is read: the hardware's prefetcher does not run far
-//            enough ahead while there are several products for each load (4 rows from DRAM: 20 -> 29 GB/s on one core)
-//   lines    how much of what one step reads is prefetched in a step: 4 all, 2 the first half (of panels 256 bytes wide, of
-//            four weight rows)
+//   ahead    null, or what to prefetch: the hardware's prefetcher does not run far enough ahead while there are several products
+//            for each load (4 rows from DRAM: 20 -> 29 GB/s on one core)
 //
 // k is cut into blocks whose sums are added up in c: one long chain of additions loses accuracy (7e-6 against 2e-6 at
 // k = 4096 in float).
@@ -23,18 +21,21 @@
 
 namespace postlude {
 
+// The walk of a prefetch beside that of b. One step of b reads four lines of 64 bytes: two at `from` and two `second` bytes later
+// (of four weight rows [n, k]: a line of each); the next step is `step` bytes further on.
+struct Ahead {
+  const char *from;
+  int64_t step, second;
+  bool all;  // four lines; else the first two
+};
+
 using MicroKernel = void (*)(int64_t k, const void *a, int64_t lda, const void *b, int64_t ldb, void *c, int64_t ldc, int rows,
-                             int columns, bool accumulate, const void *ahead, int lines);
+                             int columns, bool accumulate, const Ahead *ahead);
 
 constexpr int64_t kChain = 256;  // additions in one accumulator before its sum moves to c
 
-// Lines of 64 bytes, `distance` bytes past b. What lies there need not exist.
-template <int Lines>
-POSTLUDE_INLINE void prefetch(const void *b, int64_t distance) {
-  POSTLUDE_UNROLL for (int v = 0; v < Lines * 64; v += 64)
-    __builtin_prefetch(reinterpret_cast<const char *>(reinterpret_cast<uintptr_t>(b) + static_cast<uintptr_t>(distance + v)));
-}
-
+// What lies there need not exist.
+POSTLUDE_INLINE void prefetch(uintptr_t p) { __builtin_prefetch(reinterpret_cast<const void *>(p)); }
 POSTLUDE_INLINE void prefetch_later(const void *p, int64_t distance) {
   __builtin_prefetch(reinterpret_cast<const char *>(reinterpret_cast<uintptr_t>(p) + static_cast<uintptr_t>(distance)), 0, 2);
 }
@@ -147,17 +148,22 @@ struct OuterCall {
   typename Step::Compute *c;
   int64_t ldc;
   bool accumulate;
-  const typename Step::Right *ahead;
-  int lines;
+  const Ahead *ahead;
 };
 
-template <class Step, int R, int N, int Ahead>
+template <class Step, int R, int N, int Lines>
 void outer_tile(const OuterCall<Step> &call) {
   using V = typename Step::V;
   constexpr int lanes = kLanes<typename Step::Compute>;
   const int64_t k = call.k, ldc = call.ldc, stride = call.stride, ldb = call.ldb;
   const typename Step::Right *b = call.b;
-  const int64_t ahead = Ahead ? reinterpret_cast<const char *>(call.ahead) - reinterpret_cast<const char *>(call.b) : 0;
+  uintptr_t ahead = Lines > 0 ? reinterpret_cast<uintptr_t>(call.ahead->from) : 0;
+  const int64_t ahead_step = Lines > 0 ? call.ahead->step : 0, second = Lines > 0 ? call.ahead->second : 0;
+  const auto look_ahead = [&] {
+    if constexpr (Lines > 0) prefetch(ahead), prefetch(ahead + 64);
+    if constexpr (Lines > 2) prefetch(ahead + static_cast<uintptr_t>(second)), prefetch(ahead + static_cast<uintptr_t>(second) + 64);
+    if constexpr (Lines > 0) ahead += static_cast<uintptr_t>(ahead_step);
+  };
   typename Step::Compute *c = call.c;
   bool accumulate = call.accumulate;
   int64_t begin = 0;
@@ -170,7 +176,7 @@ void outer_tile(const OuterCall<Step> &call) {
     if constexpr (R * N <= 12) {  // few products a step: the loop itself would cost
       for (; i + 4 * Step::step <= end; i += 4 * Step::step) {
         POSTLUDE_UNROLL for (int u = 0; u < 4; ++u) {
-          if constexpr (Ahead > 0) prefetch<Ahead>(b + u * stride, ahead);
+          look_ahead();
           Step::multiply(acc, rows, i + u * Step::step, b + u * stride, ldb);
         }
         b += 4 * stride;
@@ -187,13 +193,13 @@ void outer_tile(const OuterCall<Step> &call) {
 #pragma GCC unroll 1
 #endif
         for (int s = 0; s < line; ++s, i += Step::step, b += stride) {
-          if constexpr (Ahead > 0) prefetch<Ahead>(b, ahead);
+          look_ahead();
           Step::multiply(acc, rows, i, b, ldb);
         }
       }
     }
     for (; i + Step::step <= end; i += Step::step, b += stride) {
-      if constexpr (Ahead > 0) prefetch<Ahead>(b, ahead);
+      look_ahead();
       Step::multiply(acc, rows, i, b, ldb);
     }
     if (i < end) Step::last(acc, rows, i, b, ldb);
@@ -209,15 +215,15 @@ void outer_tile(const OuterCall<Step> &call) {
   } while (begin < k);
 }
 
-template <class Step, int N, int Ahead>
+template <class Step, int N, int Lines>
 void outer_rows(const OuterCall<Step> &call, int rows) {
   switch (rows) {
-    case 1: return outer_tile<Step, 1, N, Ahead>(call);
-    case 2: return outer_tile<Step, 2, N, Ahead>(call);
-    case 3: return outer_tile<Step, 3, N, Ahead>(call);
+    case 1: return outer_tile<Step, 1, N, Lines>(call);
+    case 2: return outer_tile<Step, 2, N, Lines>(call);
+    case 3: return outer_tile<Step, 3, N, Lines>(call);
 #define POSTLUDE_ROWS(R)                                                      \
   case R:                                                                     \
-    if constexpr (R <= kTileRows) return outer_tile<Step, R, N, Ahead>(call); \
+    if constexpr (R <= kTileRows) return outer_tile<Step, R, N, Lines>(call); \
     break;
     POSTLUDE_ROWS(4)
     POSTLUDE_ROWS(5)
@@ -229,7 +235,8 @@ void outer_rows(const OuterCall<Step> &call, int rows) {
 // Which kernels are worth their compile time: kFull are the types of nearly all models.
 enum Variants {
   kWhole,  // whole panels only
-  kHalf,   // and half panels
+  kAhead,  // and prefetching
+  kHalf,   // whole and half panels
   kFull,   // panels of 1, 2, ... vectors, and prefetching
 };
 
@@ -240,32 +247,32 @@ void outer(const OuterCall<Step> &call, int rows, int columns) {
     if (columns <= lanes) return outer_rows<Step, 1, 0>(call, rows);
     if (columns > 2 * lanes && columns <= 3 * lanes) return outer_rows<Step, 3, 0>(call, rows);
   }
-  if constexpr (Which != kWhole) {
+  if constexpr (Which == kHalf || Which == kFull) {
     if (columns <= half * lanes) return outer_rows<Step, half, 0>(call, rows);
   }
-  if constexpr (Which == kFull && kPanelBytes == 256) {
-    if (call.ahead != nullptr && call.lines == 4) return outer_rows<Step, kTileVectors, 4>(call, rows);
-    if (call.ahead != nullptr && rows > 2) return outer_rows<Step, kTileVectors, 2>(call, rows);
+  if constexpr ((Which == kFull || Which == kAhead) && kPanelBytes == 256) {
+    if (call.ahead != nullptr)
+      return call.ahead->all ? outer_rows<Step, kTileVectors, 4>(call, rows) : outer_rows<Step, kTileVectors, 2>(call, rows);
   }
   outer_rows<Step, kTileVectors, 0>(call, rows);
 }
 
 template <class Step, Variants Which>
 void panel_kernel(int64_t k, const void *a, int64_t lda, const void *b, int64_t, void *c, int64_t ldc, int rows, int columns,
-                  bool accumulate, const void *ahead, int lines) {
+                  bool accumulate, const Ahead *ahead) {
   using Right = typename Step::Right;
   outer<Step, Which>({k, static_cast<const typename Step::Left *>(a), lda, static_cast<const Right *>(b), 0, kPanelBytes / sizeof(Right),
-                      static_cast<typename Step::Compute *>(c), ldc, accumulate, static_cast<const Right *>(ahead), lines},
+                      static_cast<typename Step::Compute *>(c), ldc, accumulate, ahead},
                      rows, columns);
 }
 
 // Weights [k, n] in place: whole panels only, so that nothing is read past the last column.
-template <class Step>
+template <class Step, Variants Which>
 void in_place_kernel(int64_t k, const void *a, int64_t lda, const void *b, int64_t ldb, void *c, int64_t ldc, int rows, int columns,
-                     bool accumulate, const void *, int) {
+                     bool accumulate, const Ahead *ahead) {
   using Right = typename Step::Right;
-  outer<Step, kWhole>({k, static_cast<const typename Step::Left *>(a), lda, static_cast<const Right *>(b), ldb, ldb * Step::step,
-                       static_cast<typename Step::Compute *>(c), ldc, accumulate, nullptr, 0},
+  outer<Step, Which>({k, static_cast<const typename Step::Left *>(a), lda, static_cast<const Right *>(b), ldb, ldb * Step::step,
+                       static_cast<typename Step::Compute *>(c), ldc, accumulate, ahead},
                       rows, columns);
 }
 
@@ -320,7 +327,7 @@ struct DotCall {
 
 // R rows times W weight rows at a time, U sets of accumulators (enough independent chains where R * W is small). One row takes
 // one weight row after the other, so that memory is read in order: 97% of a plain loop's bandwidth, four at once 90%.
-template <class Step, int R, int Ahead>
+template <class Step, int R, int Lines>
 void dot_tile(const DotCall<Step> &call) {
   using V = typename Step::V;
   using VA = typename Step::VA;
@@ -343,9 +350,8 @@ void dot_tile(const DotCall<Step> &call) {
         POSTLUDE_UNROLL for (int u = 0; u < U; ++u) {
           VA bv[W];
           POSTLUDE_UNROLL for (int j = 0; j < W; ++j) bv[j] = Step::load_b(b[j] + i + u * Step::step);
-          if constexpr (Ahead > 0) {
-            POSTLUDE_UNROLL for (int j = 0; j < Ahead; ++j) prefetch<1>(b[j] + i + u * Step::step, call.ahead);
-          }
+          POSTLUDE_UNROLL for (int j = 0; j < Lines; ++j)
+            prefetch(reinterpret_cast<uintptr_t>(b[j] + i + u * Step::step) + static_cast<uintptr_t>(call.ahead));
           POSTLUDE_UNROLL for (int r = 0; r < R; ++r) {
             VA av = Step::load_a(a + r * lda + i + u * Step::step);
             POSTLUDE_KEEP(av);
@@ -386,15 +392,15 @@ void dot_tile(const DotCall<Step> &call) {
   } while (begin < k);
 }
 
-template <class Step, int Ahead>
+template <class Step, int Lines>
 void dot_rows(const DotCall<Step> &call, int rows) {
   switch (rows) {
     case 1: return dot_tile<Step, 1, 0>(call);  // in order: the hardware prefetches
-    case 2: return dot_tile<Step, 2, Ahead>(call);
-    case 3: return dot_tile<Step, 3, Ahead>(call);
+    case 2: return dot_tile<Step, 2, Lines>(call);
+    case 3: return dot_tile<Step, 3, Lines>(call);
 #define POSTLUDE_ROWS(R)                                                 \
   case R:                                                                \
-    if constexpr (R <= kTileRows) return dot_tile<Step, R, Ahead>(call); \
+    if constexpr (R <= kTileRows) return dot_tile<Step, R, Lines>(call); \
     break;
     POSTLUDE_ROWS(4)
     POSTLUDE_ROWS(5)
@@ -405,16 +411,16 @@ void dot_rows(const DotCall<Step> &call, int rows) {
 
 template <class Step, Variants Which>
 void dot_kernel(int64_t k, const void *a, int64_t lda, const void *b, int64_t ldb, void *c, int64_t ldc, int rows, int columns,
-                bool accumulate, const void *ahead, int lines) {
+                bool accumulate, const Ahead *ahead) {
   const auto *weights = static_cast<const typename Step::Right *>(b);
   DotCall<Step> call{k, static_cast<const typename Step::Left *>(a), lda, {}, static_cast<typename Step::Compute *>(c), ldc, accumulate,
-                     ahead == nullptr ? 0 : static_cast<const char *>(ahead) - static_cast<const char *>(b)};
+                     ahead == nullptr ? 0 : ahead->from - static_cast<const char *>(b)};
   for (int j = 0; j < columns; j += 4, call.c += 4) {
     // columns past the end repeat the last: computed, never used
     for (int i = 0; i < 4; ++i) call.b[i] = weights + (j + i < columns ? j + i : columns - 1) * ldb;
     if constexpr (Which == kFull) {
       if (ahead != nullptr) {
-        lines == 4 ? dot_rows<Step, 4>(call, rows) : dot_rows<Step, 2>(call, rows);
+        ahead->all ? dot_rows<Step, 4>(call, rows) : dot_rows<Step, 2>(call, rows);
         continue;
       }
     }
@@ -434,23 +440,23 @@ struct KernelSet {
 inline KernelSet kernels_for(Element left, Element right) {
   switch (right) {
     case Element::f64:
-      return {Element::f64, panel_kernel<RowStep<double, double>, kHalf>, in_place_kernel<RowStep<double, double>>,
+      return {Element::f64, panel_kernel<RowStep<double, double>, kHalf>, in_place_kernel<RowStep<double, double>, kWhole>,
               dot_kernel<DotStep<double, double>, kWhole>};
     case Element::bf16:
 #if defined(POSTLUDE_AVX512_BF16)
       if (left == Element::bf16)
-        return {Element::bf16, panel_kernel<PairStepDot<false>, kFull>, in_place_kernel<PairStepDot<true>>,
+        return {Element::bf16, panel_kernel<PairStepDot<false>, kFull>, in_place_kernel<PairStepDot<true>, kAhead>,
                 dot_kernel<DotStepBf16, kFull>};
 #endif
-      return {Element::f32, panel_kernel<PairStepFloat, kDotBf16 ? kHalf : kFull>, in_place_kernel<RowStep<float, bfloat16>>,
+      return {Element::f32, panel_kernel<PairStepFloat, kDotBf16 ? kHalf : kFull>, in_place_kernel<RowStep<float, bfloat16>, kWhole>,
               dot_kernel<DotStep<float, bfloat16>, kDotBf16 ? kWhole : kFull>};
     case Element::f16:
-      return {Element::f32, panel_kernel<RowStep<float, float>, kFull>, in_place_kernel<RowStep<float, float16>>,
+      return {Element::f32, panel_kernel<RowStep<float, float>, kFull>, in_place_kernel<RowStep<float, float16>, kWhole>,
               dot_kernel<DotStep<float, float16>, kWhole>};
     case Element::f32: break;
   }
   (void)left;
-  return {Element::f32, panel_kernel<RowStep<float, float>, kFull>, in_place_kernel<RowStep<float, float>>,
+  return {Element::f32, panel_kernel<RowStep<float, float>, kFull>, in_place_kernel<RowStep<float, float>, kAhead>,
           dot_kernel<DotStep<float, float>, kFull>};
 }
 

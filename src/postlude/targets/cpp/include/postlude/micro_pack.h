@@ -4,6 +4,8 @@
 #ifndef POSTLUDE_MICRO_PACK_H
 #define POSTLUDE_MICRO_PACK_H
 
+#include <algorithm>
+
 #include <postlude/micro_vector.h>
 
 namespace postlude {
@@ -104,38 +106,61 @@ inline void pack_panel_rows(Element e, char *to, const char *from, int64_t strid
   }
 }
 
-// [k, n] with n contiguous, a whole panel of 32-bit elements.
-inline void pack_panel_copy(char *to, const char *from, int64_t stride_k, int64_t k) {
-  for (int64_t i = 0; i < k; ++i, to += kPanelBytes, from += stride_k)
-    POSTLUDE_UNROLL for (int v = 0; v < kTileVectors; ++v) store_bits(to + v * kVectorBytes, load_bits(from + v * kVectorBytes));
-}
-
-#if defined(POSTLUDE_AVX512)
-// [k, n] with n contiguous, a whole panel of bfloat16: two rows become one row of pairs.
-inline void pack_panel_interleave(char *to, const char *from, int64_t stride_k, int64_t k) {
-  for (int64_t i = 0; i < k; i += 2, to += kPanelBytes, from += 2 * stride_k) {
-    POSTLUDE_UNROLL for (int v = 0; v < kTileVectors; ++v) {
-      const __m512i even = _mm512_cvtepu16_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i *>(from + 32 * v)));
-      const __m512i odd = i + 1 < k
-          ? _mm512_cvtepu16_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i *>(from + stride_k + 32 * v)))
-          : _mm512_setzero_si512();
-      _mm512_storeu_si512(to + 64 * v, _mm512_or_si512(even, _mm512_slli_epi32(odd, 16)));
+// [k, n] with n contiguous: rows are copied, and filled with zeros up to a whole vector.
+inline void pack_panel_copy(char *to, const char *from, int64_t stride_k, int64_t k, int64_t row_bytes) {
+  if (row_bytes == kPanelBytes) {
+    for (int64_t i = 0; i < k; ++i, to += kPanelBytes, from += stride_k)
+      POSTLUDE_UNROLL for (int v = 0; v < kTileVectors; ++v) store_bits(to + v * kVectorBytes, load_bits(from + v * kVectorBytes));
+    return;
+  }
+  const int64_t whole = row_bytes / kVectorBytes * kVectorBytes;
+  for (int64_t i = 0; i < k; ++i, to += kPanelBytes, from += stride_k) {
+    for (int64_t v = 0; v < whole; v += kVectorBytes) store_bits(to + v, load_bits(from + v));
+    if (whole < row_bytes) {
+      store_bits(to + whole, VecU{});
+      std::memcpy(to + whole, from + whole, static_cast<size_t>(row_bytes - whole));
     }
   }
 }
+
+// 16-bit elements, zero-extended.
+POSTLUDE_INLINE VecU widen(const uint16_t *p) {
+#if defined(POSTLUDE_AVX512)
+  return reinterpret_cast<VecU>(_mm512_cvtepu16_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i *>(p))));
+#elif defined(POSTLUDE_AVX2)
+  return reinterpret_cast<VecU>(_mm256_cvtepu16_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i *>(p))));
+#else
+  VecU v;
+  for (int i = 0; i < kLanes<float>; ++i) v[i] = p[i];
+  return v;
 #endif
+}
+
+// [k, n] of bfloat16 with n contiguous: two rows become one row of pairs.
+inline void pack_panel_interleave(char *to, const uint16_t *from, int64_t stride_k, int64_t k, int64_t columns) {
+  constexpr int lanes = kLanes<float>;
+  static const uint16_t zeros[kPanelBytes / 4] = {};
+  const int64_t whole = columns / lanes * lanes;
+  for (int64_t i = 0; i < k; i += 2, to += kPanelBytes, from += 2 * stride_k) {
+    const uint16_t *odd = i + 1 < k ? from + stride_k : zeros;
+    for (int64_t c = 0; c < whole; c += lanes) store_bits(to + c * 4, widen(from + c) | (widen(odd + c) << 16));
+    if (whole < columns) {
+      VecU last{};
+      for (int64_t c = whole; c < columns; ++c) last[c - whole] = from[c] | static_cast<uint32_t>(odd[c]) << 16;
+      store_bits(to + whole * 4, last);
+    }
+  }
+}
 
 // Any strides (in elements). The same bytes as pack_panel, but for columns past the last vector in use, which stay unwritten.
 inline void pack_panel_fast(Element e, void *to_, const void *from_, int64_t stride_k, int64_t stride_n, int64_t k, int64_t columns) {
   auto *to = static_cast<char *>(to_);
   const auto *from = static_cast<const char *>(from_);
-  const bool whole = columns == panel_columns(e);
   if ((e == Element::f32 || e == Element::bf16) && stride_k == 1) return pack_panel_rows(e, to, from, stride_n, k, columns);
-  if ((e == Element::f32 || e == Element::f64) && stride_n == 1 && whole)
-    return pack_panel_copy(to, from, stride_k * element_bytes(e), k);
-#if defined(POSTLUDE_AVX512)
-  if (e == Element::bf16 && stride_n == 1 && whole) return pack_panel_interleave(to, from, stride_k * 2, k);
-#endif
+  if ((e == Element::f32 || e == Element::f64) && stride_n == 1)
+    return pack_panel_copy(to, from, stride_k * element_bytes(e), k, columns * element_bytes(e));
+  if (e == Element::bf16 && stride_n == 1)
+    return pack_panel_interleave(to, reinterpret_cast<const uint16_t *>(from), stride_k, k, columns);
   pack_panel(e, to, from, stride_k, stride_n, k, columns);
 }
 
@@ -169,25 +194,32 @@ void copy_rows_as(To *to, int64_t to_stride, const From *from, int64_t stride_ro
     }
     return;
   }
-  constexpr int64_t block = 16;
-  for (int64_t r0 = 0; r0 < rows; r0 += block) {
-    const int64_t r1 = r0 + block < rows ? r0 + block : rows;
-    int64_t k0 = 0;
-    if constexpr (sizeof(To) == 4 && sizeof(From) == 4) {
-      if (stride_row == 1)
-        for (; k0 + kTransposed <= k; k0 += kTransposed)
-          for (int64_t r = r0; r + kTransposed <= r1; r += kTransposed)
-            transpose_square(reinterpret_cast<char *>(to + r * to_stride + k0), to_stride * 4,
-                             reinterpret_cast<const char *>(from + r + k0 * stride_k), stride_k * 4, kTransposed);
-    }
-    const int64_t squares = k0 > 0 ? r0 + (r1 - r0) / kTransposed * kTransposed : r0;  // rows done up to k0
-    for (int64_t b = 0; b < k; b += block) {
-      const int64_t end = b + block < k ? b + block : k;
-      for (int64_t r = r0; r < r1; ++r)
-        for (int64_t i = r < squares && b < k0 ? k0 : b; i < end; ++i)
-          to[r * to_stride + i] = convert<To>(from[r * stride_row + i * stride_k]);
+  int64_t done_rows = 0, done_k = 0;  // what whole squares covered
+  if constexpr (sizeof(To) <= 4) {
+    constexpr int64_t unit = 4 / sizeof(To), square = kTransposed * unit;  // bfloat16 is transposed in pairs along k
+    if (stride_row == 1) {
+      done_rows = rows / kTransposed * kTransposed, done_k = k / square * square;
+      for (int64_t r = 0; r < done_rows; r += kTransposed)
+        for (int64_t i = 0; i < done_k; i += square) {
+          TransposeVector v[kTransposed];
+          POSTLUDE_UNROLL for (int j = 0; j < kTransposed; ++j) {
+            const From *in = from + r + (i + j * unit) * stride_k;
+            if constexpr (unit == 1) {
+              v[j] = reinterpret_cast<TransposeVector>(load(in));
+            } else {
+              v[j] = reinterpret_cast<TransposeVector>(widen(&in->bits) | (widen(&in[stride_k].bits) << 16));
+            }
+          }
+          transpose(v);
+          POSTLUDE_UNROLL for (int j = 0; j < kTransposed; ++j) transpose_store(to + (r + j) * to_stride + i, v[j]);
+        }
     }
   }
+  constexpr int64_t block = 16;  // of k: a strided read touches few lines at a time
+  for (int64_t i0 = 0; i0 < k; i0 += block)
+    for (int64_t r = 0; r < rows; ++r)
+      for (int64_t i = r < done_rows && i0 < done_k ? done_k : i0; i < std::min(i0 + block, k); ++i)
+        to[r * to_stride + i] = convert<To>(from[r * stride_row + i * stride_k]);
 }
 
 // Strides in elements. `as` is what the kernels read: the same type, or float for bfloat16 and float16.
