@@ -45,7 +45,10 @@ class RegionPass(CustomInferenceAwareGraphPass):
             if one.region and one.node:
                 runtime.submit(one.device, to_text(one.region))
                 if self.options.freeze and is_inference:
-                    one.node.meta[FROZEN] = one.node.meta[WEIGHTS]
+                    weights = one.node.meta[WEIGHTS]
+                    # Inductor's own freezing makes constants of weights: nobody expects a later change to be seen.
+                    constant = not weights["placeholder"]
+                    one.node.meta[FROZEN] = (weights["get_attr" if constant else "placeholder"], constant)
         collect(captured, is_inference)
 
     def uuid(self) -> Any:

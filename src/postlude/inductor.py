@@ -15,7 +15,7 @@ from torch._inductor.virtualized import V
 
 from postlude.op import MAX_RESULTS, overload
 
-#: Key in a node's `meta`: the operands that may be packed ahead of time.
+#: Key in a node's `meta`: the operands that may be packed ahead of time, and whether they are constants for good.
 FROZEN = "postlude_frozen"
 
 
@@ -35,7 +35,7 @@ class RegionKernel(ir.ExternKernel):
 
     results: list[RegionResult]
 
-    def __init__(self, op: torch._ops.OpOverload, program: str, operands: Sequence[ir.IRNode], frozen: tuple[int, ...]) -> None:
+    def __init__(self, op: torch._ops.OpOverload, program: str, operands: Sequence[ir.IRNode], frozen: tuple[tuple[int, ...], bool]) -> None:
         device = operands[0].get_device()
         assert device is not None
         super().__init__(None, ir.MultiOutputLayout(device=device), list(operands), (program,), op_overload=op)
@@ -62,7 +62,7 @@ class RegionKernel(ir.ExternKernel):
         wrapper.writeline(f"{self.get_name()} = {handle}({', '.join(arguments)})")
 
 
-def _handle(wrapper: Any, device: str, program: str, frozen: tuple[int, ...]) -> str:
+def _handle(wrapper: Any, device: str, program: str, frozen: tuple[tuple[int, ...], bool]) -> str:
     """Name of the module-level variable that holds the program's kernel."""
     handles: dict[object, str] = wrapper.__dict__.setdefault("_postlude_handles", {})
     key = (device, program, frozen)
@@ -70,7 +70,7 @@ def _handle(wrapper: Any, device: str, program: str, frozen: tuple[int, ...]) ->
         handles[key] = f"region_{len(handles)}"
         if len(handles) == 1:
             wrapper.header.writeline("from postlude.runtime import kernel as _postlude_kernel")
-        wrapper.header.writeline(f'{handles[key]} = _postlude_kernel("{device}", "{program}", {frozen!r})')
+        wrapper.header.writeline(f'{handles[key]} = _postlude_kernel("{device}", "{program}", *{frozen!r})')
     return handles[key]
 
 
@@ -84,7 +84,7 @@ def _lower(op: torch._ops.OpOverload, program: str, operands: Sequence[Any]) -> 
         for operand, fake in zip(operands, fakes, strict=True)
     ]
     kernel_inputs = [ir.ExternKernel.realize_input(operand) for operand in kernel_inputs]
-    kernel = RegionKernel(op, program, kernel_inputs, node.meta.get(FROZEN, ()))
+    kernel = RegionKernel(op, program, kernel_inputs, node.meta.get(FROZEN, ((), False)))
     value = node.meta["val"]
     values = value if isinstance(value, tuple) else (value,)
     kernel.results = [

@@ -1,5 +1,6 @@
 """From a program to something that runs: the one place that knows which target serves which device."""
 
+import sys
 import threading
 import warnings
 from collections.abc import Callable
@@ -13,16 +14,17 @@ from postlude.targets import aten
 
 Kernel = Callable[..., Any]
 
-_kernels: dict[tuple[str, str, tuple[int, ...]], Kernel] = {}
+_kernels: dict[tuple[str, str, tuple[int, ...], bool], Kernel] = {}
 _lock = threading.Lock()
 
 
-def kernel(device: str, program: str, frozen: tuple[int, ...] = ()) -> Kernel:
+def kernel(device: str, program: str, frozen: tuple[int, ...] = (), constant: bool = False) -> Kernel:
     """A callable (*operands, *results) -> None for a program on a device type; compiled at first use, then kept.
 
-    `frozen` lists operands that may be packed ahead of time and kept so for as long as they do not change.
+    `frozen` lists operands that may be packed ahead of time and kept so for as long as they do not change; `constant` says
+    that they never will.
     """
-    key = (device, program, frozen)
+    key = (device, program, frozen, constant)
     found = _kernels.get(key)
     if found is None:
         made = _make(*key)
@@ -55,7 +57,9 @@ def source(device: str, program: str) -> str:
 
 
 def reset() -> None:
-    """Forget all kernels that were looked up, and whether there was a compiler."""
+    """Forget all kernels that were looked up, all packed weights, and whether there was a compiler."""
+    if freeze := sys.modules.get("postlude.targets.cpp.freeze"):
+        freeze.release()
     with _lock:
         _kernels.clear()
         _available.clear()
@@ -78,12 +82,12 @@ def cpp_available() -> bool:
     return _available[0]
 
 
-def _make(device: str, program: str, frozen: tuple[int, ...]) -> Kernel:
+def _make(device: str, program: str, frozen: tuple[int, ...], constant: bool) -> Kernel:
     region = region_of(program)
     if target_of(device, program) == "cpp":
         from postlude.targets import cpp
 
-        compiled: Kernel = cpp.load(region, frozen)
+        compiled: Kernel = cpp.load(region, frozen, constant)
         return compiled
     count = len(region.operands)
 

@@ -20,7 +20,7 @@ from postlude.op import MAX_RESULTS, overload
 aten = torch.ops.aten
 
 
-#: Key in a node's `meta`: which operands are weights. In the graph of training every call meets new ones.
+#: Key in a node's `meta`: which operands are weights, by the kind of node that they come from.
 WEIGHTS = "postlude_weights"
 
 
@@ -45,11 +45,13 @@ class Plan:
     results: tuple[tuple[Node, ...], ...]
     absorbed: tuple[Node, ...]
 
-    @property
-    def weights(self) -> tuple[int, ...]:
-        """Right operands that come into the graph from outside: the only ones that may stay the same between calls."""
+    def weights(self, kind: str) -> tuple[int, ...]:
+        """Right operands that come into the graph from outside: the only ones that may stay the same between calls.
+
+        `kind` is ``"placeholder"`` for inputs and parameters, ``"get_attr"`` for the graph's own constants.
+        """
         rights = {self.region.operand_index[c.right] for c in self.region.contractions}
-        return tuple(i for i in sorted(rights) if self.sources[i].node.op in ("placeholder", "get_attr"))
+        return tuple(i for i in sorted(rights) if self.sources[i].node.op == kind)
 
 
 def plan(growth: Growth) -> Plan:
@@ -99,7 +101,7 @@ def put_in(graph: Graph, plan: Plan) -> Node:
     with graph.inserting_before(point):
         operands = [_operand(graph, source, sizes) for source in plan.sources]
         call = _call(graph, overload(len(plan.results)), to_text(plan.region), operands)
-        call.meta[WEIGHTS] = plan.weights
+        call.meta[WEIGHTS] = {kind: plan.weights(kind) for kind in ("placeholder", "get_attr")}
         many = len(plan.results) > 1
         for index, nodes in enumerate(plan.results):
             result = _call(graph, operator.getitem, call, index) if many else call

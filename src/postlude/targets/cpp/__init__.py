@@ -29,9 +29,12 @@ def submit(region: Region) -> None:
     build.submit(source(region))
 
 
-def load(region: Region, frozen: tuple[int, ...] = ()) -> Any:
-    """The kernel: callable with the operands and the results. Operands `frozen` may be packed ahead of time."""
+def load(region: Region, frozen: tuple[int, ...] = (), constant: bool = False) -> Any:
+    """The kernel: callable with the operands and the results.
+
+    Operands `frozen` may be packed ahead of time; `constant` says that their contents are declared never to change.
+    """
     from postlude.targets.cpp import build, freeze, launcher
 
     kernel = launcher.load(build.build(source(region)), operands=len(region.operands))
-    return freeze.freeze(kernel, frozen) if frozen else kernel
+    return freeze.freeze(kernel, frozen, constant=constant) if frozen else kernel
