@@ -35,7 +35,12 @@ bool in_parallel_region();
 int may_use_threads(int wanted);  // 1 in a forked child, where the pool of threads does not exist
 
 // Below how many rows weights are used where they lie, because packing them would cost more than it saves.
-constexpr int64_t kDotRows = 48, kInPlaceRows = 12;
+// Sums over the lanes at the end of each dot product cost as much as kDotDepth steps of k per block of rows.
+constexpr int64_t kDotRows = 64, kDotDepth = 32;
+// Weights [k, n]: rows of 16-bit elements must be interleaved or converted at every reading.
+constexpr int64_t in_place_rows(Element e) { return element_bytes(e) == 2 ? 12 : 40; }
+// Rows of both operands in the dot form: a block of them should fit into L1.
+constexpr int64_t kDotBytes = 4096;
 // One thread's share of L2 that a packed panel may fill, and the shared buffers' sizes.
 // Weights larger than this do not stay in L2 between calls: prefetch. `kNear` bytes ahead in a packed panel and
 // `kNearRows` rows ahead in weights [k, n], where there is no
@@ -218,8 +223,8 @@ class Driver {
   static Form form(const Group &g, const Right &r, int64_t rows, int64_t panel) {
     if (r.packed != nullptr) return Form::packed;
     const View &v = r.view;
-    if (v.stride_k == 1 && rows <= kDotRows && g.k >= 16) return Form::dot;
-    if (v.rows.step() == 1 && rows <= kInPlaceRows && (panel + 1) * g.width <= g.n) return Form::in_place;
+    if (v.stride_k == 1 && rows <= kDotRows && Blocks(rows).count * kDotDepth <= g.k) return Form::dot;
+    if (v.rows.step() == 1 && rows <= in_place_rows(v.type) && (panel + 1) * g.width <= g.n) return Form::in_place;
     return Form::pack;
   }
 
@@ -360,7 +365,7 @@ class Driver {
       const int64_t rows = std::min(super_, total_ - first);
       if (first > 0 && (left_count_ > 0 || whole_rows_)) barrier(team);  // the shared buffers are in use until here
       if (left_count_ > 0) {
-        constexpr int64_t each = 2 * kTileRows;
+        constexpr int64_t each = 32;  // whole squares of a transposition
         const int64_t pieces = (rows + each - 1) / each;
         take(phase, left_count_ * pieces, 1, [&](int64_t t) {
           const int64_t begin = t % pieces * each;
@@ -498,6 +503,12 @@ class Driver {
     one_panel(g, 0, p, next_panel, left, first + begin, end - begin, super_, g.info->whole_rows ? begin : -1);
   }
 
+  // k in the fewest nearly equal parts of at most `most`, each a multiple of kChain.
+  static int64_t even_parts(int64_t k, int64_t most) {
+    const int64_t parts = (k + most - 1) / std::max<int64_t>(most, 1);
+    return parts <= 1 ? k : round_up((k + parts - 1) / parts, kChain);
+  }
+
   // Rows times one panel of each contraction. shared_row < 0: the epilogue follows; else accumulators go to the shared rows.
   void one_panel(const Group &g, int64_t item, int64_t p, int64_t next_panel, const Rows *left, int64_t row, int64_t rows, int64_t pack_rows,
                  int64_t shared_row) {
@@ -512,8 +523,10 @@ class Driver {
     const Blocks blocks(rows);
     int64_t depth = g.k;  // k at a time, so that a panel stays in L2 while the rows pass
     const int64_t k_bytes = std::max<int64_t>(1, panel_bytes(e, 2) / 2) * contractions;
-    if (blocks.count > 1 && g.k * k_bytes > kPanelBudget)
-      depth = round_up((g.k + (g.k * k_bytes + kPanelBudget - 1) / kPanelBudget - 1) / ((g.k * k_bytes + kPanelBudget - 1) / kPanelBudget), kChain);
+    if (blocks.count > 1 && g.k * k_bytes > kPanelBudget) depth = even_parts(g.k, kPanelBudget / k_bytes);
+    if (rows > 1)
+      for (int c = 0; c < contractions; ++c)
+        if (b[c].kernel == g.kernels.dot) depth = std::min(depth, even_parts(g.k, kDotBytes / left_bytes));
     const bool split = depth < g.k;
 
     const int64_t full = g.panels * g.width;  // a shared row
