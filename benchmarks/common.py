@@ -33,24 +33,32 @@ if TYPE_CHECKING:
 
 __all__ = [
     "DTYPES",
+    "OWN",
+    "PEERS",
+    "TORCH",
     "TORCH_MODES",
     "Mode",
     "Timing",
     "arguments",
-    "best_of",
     "compile_mode",
     "console",
     "geometric_mean",
     "measured",
     "onnxruntime_session",
     "openvino_model",
+    "ratio_table",
     "save",
+    "speedups",
     "table",
 ]
 
 RESULTS = Path(__file__).parent / "results"
+# The groups that Postlude is compared with: today's best way to run the model in torch, and other runtimes.
+TORCH = ("eager", "inductor", "inductor-auto")
+PEERS = ("onnxruntime", "openvino")
+OWN = ("postlude", "postlude-freeze")
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
-console = Console(width=140 if not sys.stdout.isatty() else None)
+console = Console(width=150 if not sys.stdout.isatty() else None)
 
 
 @dataclass(frozen=True)
@@ -133,6 +141,29 @@ def measured(calls: Mapping[str, Callable[[], object]], options: argparse.Namesp
 def best_of(timings: dict[str, Timing], names: Sequence[str]) -> Timing:
     """The fastest of the named timings, by median."""
     return min((timings[name] for name in names if name in timings), key=lambda timing: timing.median)
+
+
+def speedups(timings: dict[str, Timing], over: Mapping[str, Sequence[str]]) -> dict[str, dict[str, float]]:
+    """For each group of modes in `over`: how many times faster than the best of the group every timing is."""
+    bests = {group: best_of(timings, names) for group, names in over.items() if any(name in timings for name in names)}
+    return {group: {name: timing.speedup_over(best) for name, timing in timings.items()} for group, best in bests.items()}
+
+
+def ratio_table(title: str, first: str, keys: Sequence[str], records: Sequence[dict[str, Any]]) -> None:
+    """Print the speed-ups of Postlude's modes in `records` (labelled `keys`) over each group, with geometric means."""
+    pairs = [(name, group) for name in OWN for group in ("torch", "peers") if name in records[0]["timings"]]
+    rows: list[list[str]] = []
+    found: dict[tuple[str, str], list[float]] = {pair: [] for pair in pairs}
+    for key, record in zip(keys, records, strict=True):
+        row = [key]
+        for name, group in pairs:
+            ratio = record["speedup_over_best"].get(group, {}).get(name)
+            row.append(f"{ratio:.2f}" if ratio else "–")
+            found[name, group] += [ratio] if ratio else []
+        rows.append(row)
+    if pairs:
+        rows.append(["geometric mean", *(f"{geometric_mean(values):.3f}" if values else "–" for values in found.values())])
+        table(title, [first, *(f"{name} / best of {group}" for name, group in pairs)], rows)
 
 
 def arguments(description: str | None, **extra: dict[str, Any]) -> argparse.Namespace:

@@ -14,15 +14,19 @@ from torch import Tensor, nn
 
 from common import (
     DTYPES,
+    OWN,
+    PEERS,
+    TORCH,
     TORCH_MODES,
     arguments,
-    best_of,
     compile_mode,
     console,
     measured,
     onnxruntime_session,
     openvino_model,
+    ratio_table,
     save,
+    speedups,
     table,
 )
 from read_bandwidth import reader
@@ -39,9 +43,8 @@ SIZES = (
 )
 COLD_SIZES = ((1, 4096, 1024), (4, 4096, 1024), (16, 4096, 1024), (1, 16384, 4096))
 COLD_BYTES = 128 << 20
-BASELINES = ("eager", "inductor", "inductor-auto")
-MODES = (*BASELINES, "onnxruntime", "openvino", "postlude", "postlude-freeze")
-OWN = ("postlude", "postlude-freeze")
+MODES = (*TORCH, *PEERS, *OWN)
+GROUPS = {"torch": TORCH, "peers": PEERS}
 
 
 class Layers(nn.Module):
@@ -93,19 +96,15 @@ def measure(dtype: str, size: tuple[int, int, int], modes: list[str], options: A
             calls["read"] = reader(weights, options.threads)
         # Weights need about five passes until they are back in the last-level cache.
         timings = measured(calls, options, warm=1 if cold else 6)
-    baselines = [name for name in BASELINES if name in timings]
     record: dict[str, Any] = {
         "dtype": dtype,
         "size": size,
         "cold": cold,
         "layers": layers,
+        "speedup_over_best": speedups(timings, GROUPS),
         "timings": {name: timing.record() for name, timing in timings.items()},
         "gflops": {name: 2 * m * n * k * layers / timing.median / 1e9 for name, timing in timings.items() if name != "read"},
     }
-    if baselines:
-        best = best_of(timings, baselines)
-        record["best"] = best.name
-        record["speedup_over_best"] = {name: timing.speedup_over(best) for name, timing in timings.items()}
     if cold:
         record["of_read_limit"] = {name: timing.speedup_over(timings["read"]) for name, timing in timings.items()}
         record["read_gigabytes_per_second"] = layers * n * k * element / timings["read"].median / 1e9
@@ -116,18 +115,18 @@ def show(title: str, records: list[dict[str, Any]], modes: list[str]) -> None:
     """Print one table: milliseconds of a layer, Postlude's speed-up over the best mode of torch."""
     shown = [name for name in modes if any(name in record["timings"] for record in records)]
     own = [name for name in OWN if name in shown]
-    cold = records[0]["cold"]
-    columns = ["M, N, K", *shown, *(f"{name} vs best torch" for name in own), *(f"{name} of read" for name in own if cold)]
+    reads = own if records[0]["cold"] else []
+    columns = ["M, N, K", *shown, *(f"{name} of read limit" for name in reads)]
     rows = []
     for record in records:
         row = [", ".join(map(str, record["size"]))]
         for name in shown:
             timing = record["timings"].get(name)
             row.append(f"{timing['median_ms'] / record['layers']:.3f} ±{timing['spread']:.0%}" if timing else "–")
-        row += [f"{record['speedup_over_best'][name]:.2f}" for name in own]
-        row += [f"{record['of_read_limit'][name]:.0%}" for name in own if cold]
+        row += [f"{record['of_read_limit'][name]:.0%}" for name in reads]
         rows.append(row)
-    table(title, columns, rows)
+    table(f"{title}: ms per layer", columns, rows)
+    ratio_table(f"{title}: speed-up", "M, N, K", [row[0] for row in rows], records)
 
 
 def main() -> None:
@@ -144,7 +143,7 @@ def main() -> None:
             if options.only == ("hot" if cold else "cold"):
                 continue
             part = [measure(dtype, size, options.modes, options, cold=cold) for size in sizes]
-            show(f"{dtype}, {'cold' if cold else 'hot'}: ms per layer", part, options.modes)
+            show(f"{dtype}, {'cold' if cold else 'hot'}", part, options.modes)
             records += part
     save(options.result, {"sizes": records})
 

@@ -1,8 +1,8 @@
 """MiniLM sentence embedding on a CPU: eager, Inductor, ONNX Runtime, OpenVINO and Postlude, interleaved in one process.
 
-For each dtype and each (batch, length): median milliseconds per call of every mode, Postlude's speed-up over the best mode
-of torch, and the largest error of any output element against float64 with the same weights. At the end geometric means.
-Tokens are real text without padding; the attention mask is passed, as a tokenizer would.
+For each dtype and each (batch, length): median milliseconds per call of every mode, Postlude's speed-up over the best mode of
+torch and over the best peer, and the largest error of any output element against float64 with the same weights. At the end
+geometric means. Tokens are real text without padding; the attention mask is passed, as a tokenizer would.
 """
 
 from __future__ import annotations
@@ -14,16 +14,19 @@ import torch
 
 from common import (
     DTYPES,
+    OWN,
+    PEERS,
+    TORCH,
     TORCH_MODES,
     arguments,
-    best_of,
     compile_mode,
     console,
-    geometric_mean,
     measured,
     onnxruntime_session,
     openvino_model,
+    ratio_table,
     save,
+    speedups,
     table,
 )
 from postlude.demo import minilm
@@ -34,9 +37,8 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 POINTS = ((1, 16), (1, 128), (32, 32), (8, 128))
-BASELINES = ("eager", "inductor", "inductor-auto")
-PEERS = ("onnxruntime", "openvino")
-MODES = (*BASELINES, *PEERS, "postlude", "postlude-freeze")
+MODES = (*TORCH, *PEERS, *OWN)
+GROUPS = {"torch": TORCH, "peers": PEERS}
 
 
 def prepare(
@@ -94,10 +96,7 @@ def measure(dtype: str, modes: list[str], options: Any) -> list[dict[str, Any]]:
             "errors": errors,
             "ready_seconds": compile_seconds,
         }
-        if any(name in timings for name in BASELINES):
-            best = best_of(timings, BASELINES)
-            record["best"] = best.name
-            record["speedup_over_best"] = {name: timing.speedup_over(best) for name, timing in timings.items()}
+        record["speedup_over_best"] = speedups(timings, GROUPS)
         records.append(record)
     return records
 
@@ -113,17 +112,10 @@ def show(dtype: str, records: list[dict[str, Any]], modes: list[str]) -> None:
         for name in shown:
             timing = timings.get(name)
             row.append(f"{timing['median_ms']:.2f} ±{timing['spread']:.0%}" if timing else "–")
-        for name in ("postlude", "postlude-freeze"):
-            if name in shown:
-                row.append(f"{record['speedup_over_best'][name]:.2f}")
         rows.append(row)
         errors.append([point, *(f"{record['errors'].get(name, float('nan')):.1e}" for name in shown)])
-    own = [name for name in ("postlude", "postlude-freeze") if name in shown]
-    if own:
-        means = [geometric_mean(record["speedup_over_best"][name] for record in records) for name in own]
-        rows.append(["geometric mean", *[""] * len(shown), *(f"{mean:.3f}" for mean in means)])
-    ours = [f"{name} vs best torch" for name in own]
-    table(f"MiniLM {dtype}: median ms per call ± spread", ["(batch, length)", *shown, *ours], rows)
+    table(f"MiniLM {dtype}: median ms per call ± spread", ["(batch, length)", *shown], rows)
+    ratio_table(f"MiniLM {dtype}: speed-up", "(batch, length)", [row[0] for row in rows], records)
     table(f"MiniLM {dtype}: largest error against float64", ["(batch, length)", *shown], errors)
 
 
