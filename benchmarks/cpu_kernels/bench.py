@@ -1,9 +1,9 @@
 """Times linear + bias + gelu against torch, interleaved in one process: the fact sheet's table, with packed and natural weights.
 
-    python benchmarks/cpu_kernels/bench.py [--torch eager|all] [--cold] [--seconds 1] [M,N,K ...]
+Run `python benchmarks/cpu_kernels/bench.py [--torch eager|all] [--cold] [--seconds 1] [M,N,K ...]`.
 
-A cell is the peer's time over ours (the minimum of interleaved repetitions each); GF/s stands next to the share of the peak that was
-measured in the same run.
+A cell is the peer's time over ours (the minimum of interleaved repetitions each); GF/s stands next to the share of the peak
+that was measured in the same run.
 """
 
 from __future__ import annotations
@@ -13,14 +13,15 @@ import ctypes
 import time
 from collections.abc import Callable
 
+import harness
 import torch
+from harness import Kernel
 from torch import Tensor, nn
 
-import harness
-from harness import Kernel
-
-SHAPES = [(1, 4096, 1024), (4, 4096, 1024), (16, 4096, 1024), (64, 1536, 384), (128, 1536, 384), (128, 384, 1536), (512, 4096, 1024),
-          (1024, 384, 384)]  # fmt: skip
+SHAPES = [
+    (1, 4096, 1024), (4, 4096, 1024), (16, 4096, 1024), (64, 1536, 384),
+    (128, 1536, 384), (128, 384, 1536), (512, 4096, 1024), (1024, 384, 384),
+]  # fmt: skip
 Run = Callable[[], object]
 
 
@@ -137,11 +138,11 @@ def main() -> None:
     parser.add_argument("--cold", action="store_true", help="walk 128 MB of layers")
     parser.add_argument("--no-gelu", dest="gelu", action="store_false", help="ours without the activation: what it costs")
     parser.add_argument("--seconds", type=float, default=1.0)
-    parser.add_argument("--dtype", nargs="*", default=["float32", "bfloat16"])
+    parser.add_argument("--dtype", default="float32,bfloat16")
     parser.add_argument("shapes", nargs="*")
     arguments = parser.parse_args()
     shapes = [tuple(int(s) for s in text.split(",")) for text in arguments.shapes] or SHAPES
-    for name in arguments.dtype:
+    for name in arguments.dtype.split(","):
         for shape in shapes:
             measure(shape, getattr(torch, name), arguments)  # type: ignore[arg-type]
 

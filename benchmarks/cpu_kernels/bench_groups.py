@@ -1,6 +1,6 @@
 """Times the other kinds of programs against eager torch: whole rows (residual + LayerNorm), gate and up, q/k/v, attention.
 
-    python benchmarks/cpu_kernels/bench_groups.py [--seconds 1] [--dtype float32 bfloat16] [name ...]
+Run `python benchmarks/cpu_kernels/bench_groups.py [--seconds 1] [--dtype float32,bfloat16] [name ...]`.
 
 A cell is eager's time over ours, with packed and natural weights; GF/s counts the products.
 """
@@ -11,11 +11,10 @@ import argparse
 from collections.abc import Callable
 
 import torch
-from torch import Tensor
-from torch.nn import functional
-
 from bench import interleave, product_run
 from harness import Kernel
+from torch import Tensor
+from torch.nn import functional
 
 Run = Callable[[], object]
 Case = tuple[dict[str, Run], int]
@@ -81,20 +80,26 @@ CASES: dict[str, tuple[Callable[..., Case], list[tuple[int, ...]]]] = {
     "norm": (norm, [(1, 384, 1536), (16, 384, 384), (16, 384, 1536), (128, 384, 384), (128, 384, 1536), (1024, 384, 1536)]),
     "swiglu": (swiglu, [(1, 2816, 1024), (16, 2816, 1024), (128, 2816, 1024)]),
     "projections": (projections, [(16, 384, 384), (128, 384, 384), (1024, 384, 384)]),
-    "attention": (attention, [(1, 12, 16, 32), (1, 12, 128, 32), (32, 12, 32, 32), (8, 12, 128, 32), (1, 12, 512, 64), (1, 8, 1024, 128)]),
+    "attention": (
+        attention,
+        [(1, 12, 16, 32), (1, 12, 128, 32), (32, 12, 32, 32), (8, 12, 128, 32), (1, 12, 512, 64), (1, 8, 1024, 128)],
+    ),
     "gradient": (gradient, [(384, 384, 1024), (1536, 384, 1024)]),
-    "columns": (columns, [(1, 2304, 768), (4, 2304, 768), (16, 2304, 768), (16, 4096, 1024), (128, 2304, 768), (1024, 2304, 768)]),
+    "columns": (
+        columns,
+        [(1, 2304, 768), (4, 2304, 768), (16, 2304, 768), (16, 4096, 1024), (128, 2304, 768), (1024, 2304, 768)],
+    ),
 }
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seconds", type=float, default=1.0)
-    parser.add_argument("--dtype", nargs="*", default=["float32", "bfloat16"])
+    parser.add_argument("--dtype", default="float32,bfloat16")
     parser.add_argument("names", nargs="*", default=[])
     arguments = parser.parse_args()
     threads = torch.get_num_threads()
-    for text in arguments.dtype:
+    for text in arguments.dtype.split(","):
         dtype = getattr(torch, text)
         for name in arguments.names or CASES:
             build, shapes = CASES[name]
@@ -108,7 +113,9 @@ def main() -> None:
                 for own in ("packed", "natural"):
                     if own in best:
                         rate = products / best[own]
-                        cells.append(f"{own} {1e6 * best[own]:8.1f} us {100 * rate / peak:4.0f}%  eager {best['eager'] / best[own]:5.2f}")
+                        cells.append(
+                            f"{own} {1e6 * best[own]:8.1f} us {100 * rate / peak:4.0f}%  eager {best['eager'] / best[own]:5.2f}"
+                        )
                 print(" | ".join(cells), flush=True)
 
 

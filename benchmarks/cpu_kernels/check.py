@@ -1,19 +1,23 @@
 """Checks the driver and the microkernels against float64: every program, element type, layout, stride and edge size.
 
-    python benchmarks/cpu_kernels/check.py [rounds]
+Run `python benchmarks/cpu_kernels/check.py [rounds]`.
 """
 
 from __future__ import annotations
 
 import math
+import os
 import random
+import signal
 import sys
+import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 
 import torch
-from torch import Tensor
-
 from harness import Kernel
+from torch import Tensor
+from torch.nn import functional
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 # a few units in the last place of the result type, times the growth of a random sum
@@ -156,7 +160,8 @@ def check_projections(case: Case) -> str:
 
 def check_attention(case: Case) -> str:
     lead = case.random.choice(((2,), (2, 3), (1, 5)))
-    m, n, d, dv = case.size(1), case.size(1), case.random.choice((8, 16, 32, 64, 65, 128)), case.random.choice((16, 32, 64, 128, 33))
+    m, n = case.size(1), case.size(1)
+    d, dv = case.random.choice((8, 16, 32, 64, 65, 128)), case.random.choice((16, 32, 64, 128, 33))
     kernel = Kernel("Attention", case.dtype)
     q, k, v = case.tensor(*lead, m, d), case.tensor(*lead, n, d), case.tensor(*lead, n, dv)
     if case.random.random() < 0.5 and d == dv:  # heads side by side, as a projection leaves them
@@ -191,6 +196,44 @@ CHECKS: tuple[Callable[[Case], str], ...] = (
 )  # fmt: skip
 
 
+def linear_call(threads: int) -> tuple[Callable[[], None], Callable[[], bool]]:
+    """A linear that runs on several threads, and whether its result is right."""
+    x, w, bias, out = torch.randn(96, 300), torch.randn(500, 300), torch.randn(500), torch.empty(96, 500)
+    run = Kernel("Linear", torch.float32).prepare([x, w, bias, out], {}, threads)
+    want = functional.linear(x.double(), w.double(), bias.double())
+    return run, lambda: bool(torch.allclose(out.double(), want, rtol=0, atol=1e-3))
+
+
+def check_threads() -> None:
+    """Several Python threads call at once: each has its own buffers."""
+    calls = [linear_call(2) for _ in range(4)]
+    for _ in range(20):
+        with ThreadPoolExecutor(4) as pool:
+            list(pool.map(lambda call: call[0](), calls))
+        assert all(right() for _, right in calls), "wrong results under concurrent calls"
+
+
+def check_fork() -> None:
+    """A forked child has no pool of threads: the driver must not wait for it."""
+    run, right = linear_call(2)
+    run()
+    child = os.fork()
+    if child == 0:
+        run()
+        torch.set_num_threads(1)  # torch's own comparison would wait for the pool
+        os._exit(0 if right() else 1)
+    for _ in range(100):
+        done, status = os.waitpid(child, os.WNOHANG)
+        if done:
+            break
+        time.sleep(0.1)
+    else:
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+        raise AssertionError("a forked child hangs")
+    assert status == 0, "a forked child computes something else"
+
+
 def main() -> None:
     rounds = int(sys.argv[1]) if len(sys.argv) > 1 else 200
     failures = 0
@@ -203,6 +246,8 @@ def main() -> None:
                 failures += 1
                 if failures <= 20:
                     print(f"seed {seed}: {error}")
+    check_threads()
+    check_fork()
     print(f"{rounds * len(CHECKS)} cases, {failures} failures")
     sys.exit(failures > 0)
 

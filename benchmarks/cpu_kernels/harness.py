@@ -110,7 +110,9 @@ class Kernel:
         assert code == 0
         return destination
 
-    def prepare(self, tensors: Sequence[torch.Tensor], packed: dict[int, torch.Tensor] | None = None, threads: int = 2) -> "Prepared":
+    def prepare(
+        self, tensors: Sequence[torch.Tensor], packed: dict[int, torch.Tensor] | None = None, threads: int = 2
+    ) -> Prepared:
         return Prepared(self, tensors, packed or {}, threads)
 
 
@@ -121,10 +123,10 @@ class Prepared:
         self.keep = (list(tensors), packed)
         self.tensors = (Tensor * len(tensors))(*[_describe(t) for t in tensors])
         self.message = ctypes.create_string_buffer(512)
-        pointers = (ctypes.c_void_p * len(tensors))(*[packed[i].data_ptr() if i in packed else None for i in range(len(tensors))])
-        self.call = Call(
-            self.tensors, len(tensors), pointers, micro_table(), threads, ctypes.cast(self.message, ctypes.c_char_p), len(self.message)
-        )
+        addresses = [packed[i].data_ptr() if i in packed else None for i in range(len(tensors))]
+        pointers = (ctypes.c_void_p * len(tensors))(*addresses)
+        message = ctypes.cast(self.message, ctypes.c_char_p)
+        self.call = Call(self.tensors, len(tensors), pointers, micro_table(), threads, message, len(self.message))
         self.pointers = pointers
         self.reference = ctypes.byref(self.call)
         self.function = kernel.library.postlude_run

@@ -48,3 +48,9 @@ extern "C" uint64_t limit_read(const char *data, int64_t bytes, int threads) {
   }
   return result;
 }
+
+extern "C" int limit_repeat(int (*run)(const void *), const void *call, int64_t times) {
+  int code = 0;
+  for (int64_t i = 0; i < times; ++i) code |= run(call);
+  return code;
+}
