@@ -3,6 +3,8 @@
 After a wanted change of the generated text run with POSTLUDE_UPDATE_EXPECTED=1 and review the difference.
 """
 
+import ctypes
+import mmap
 import os
 from pathlib import Path
 
@@ -288,6 +290,33 @@ def test_a_tile_whose_first_dimension_is_the_columns() -> None:
     (result,) = run(region, [x, w, tile])
     assert result.mT.is_contiguous()
     torch.testing.assert_close(result, (x @ w.mT + tile.mT).bfloat16())
+
+
+def at_the_end_of_a_page(tensor: torch.Tensor) -> torch.Tensor:
+    """A copy whose last byte is followed by memory that may not be touched."""
+    size, page = tensor.numel() * tensor.element_size(), mmap.PAGESIZE
+    pages = (size + page - 1) // page * page
+    memory = mmap.mmap(-1, pages + page)
+    address = ctypes.addressof(ctypes.c_char.from_buffer(memory))
+    libc = ctypes.CDLL(None, use_errno=True)
+    assert libc.mprotect(ctypes.c_void_p(address + pages), ctypes.c_size_t(page), 0) == 0
+    flat = torch.frombuffer(memory, dtype=tensor.dtype, count=tensor.numel(), offset=pages - size)
+    return flat.view(tensor.shape).copy_(tensor)
+
+
+@pytest.mark.skipif(not hasattr(mmap, "MAP_PRIVATE") or os.uname().sysname != "Linux", reason="uses mprotect")
+@pytest.mark.parametrize("name", FORMS)
+def test_nothing_beyond_the_tensors_is_touched(name: str) -> None:
+    region = region_of(FORMS[name])
+    for m, n, k, other in ((3, 21, 5, 7), (7, 64, 16, 64), (13, 79, 33, 1)):
+        operands = operands_for(region, {"m": m, "n": n, "k": k, "n1": other, "n2": other})
+        guarded = [at_the_end_of_a_page(operand) for operand in operands]
+        results = [
+            at_the_end_of_a_page(result) if result.is_contiguous() else result for result in empty_results(region, operands)
+        ]
+        cpp.load(region)(*guarded, *results)
+        for got, want in zip(results, run(region, operands), strict=True):
+            torch.testing.assert_close(got, want, rtol=1e-5, atol=1e-5)
 
 
 def test_more_dimensions_than_are_joined() -> None:

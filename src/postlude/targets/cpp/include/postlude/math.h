@@ -44,6 +44,10 @@ POSTLUDE_INLINE V copysign(V x, V sign) {
   return bit_cast<V>((bit_cast<Bits<V>>(x) & ~sign_bit<V>) | (bit_cast<Bits<V>>(sign) & sign_bit<V>));
 }
 template <class V>
+POSTLUDE_INLINE V with_sign(V magnitude, V sign) {  // copysign where the magnitude is known not to be negative
+  return bit_cast<V>(bit_cast<Bits<V>>(magnitude) | (bit_cast<Bits<V>>(sign) & sign_bit<V>));
+}
+template <class V>
 POSTLUDE_INLINE V sign(V x) {  // 0 for zeros and NaN, as torch.sign
   return select(x > 0, splat<V>(1), select(x < 0, splat<V>(-1), V{}));
 }
@@ -336,7 +340,7 @@ POSTLUDE_INLINE F32 erf(F32 x) {
   y = y * r + lookup(c2, i);
   y = y * r + lookup(c1, i);
   y = y * r + select(t < step / 2, t, lookup(c0, i));
-  return copysign(y, x);
+  return with_sign(y, x);
 }
 
 POSTLUDE_INLINE F32 tanh(F32 x) {
@@ -374,7 +378,7 @@ POSTLUDE_INLINE F32 tanh(F32 x) {
   y = y * r + lookup(c2, i);
   y = y * r + lookup(c1, i);
   y = y * r + select(t < 0.125f, t, lookup(c0, i));
-  return copysign(y, x);
+  return with_sign(y, x);
 }
 #else
 POSTLUDE_INLINE F32 erf(F32 x) {
@@ -386,7 +390,7 @@ POSTLUDE_INLINE F32 erf(F32 x) {
                             -0.000195819768f);
   const F32 shifted = q * kLog2E + shifter<F32>;
   const F32 large = 1 - scale(exp_reduced(q, shifted), shifted);
-  return select(t < 0.921875f, small, copysign(large, x));
+  return select(t < 0.921875f, small, with_sign(large, x));
 }
 
 POSTLUDE_INLINE F32 tanh(F32 x) {
@@ -395,7 +399,7 @@ POSTLUDE_INLINE F32 tanh(F32 x) {
   const F32 small = x + x * square * polynomial(square, -0.333332837f, 0.133314833f, -0.0537427738f, 0.0206480622f, -0.00571406353f);
   const F32 doubled = t + t, shifted = doubled * kLog2E + shifter<F32>;
   const F32 large = 1 - 2 / (1 + scale(exp_reduced(doubled, shifted), shifted));
-  return copysign(select(t < 0.625f, small, large), x);
+  return with_sign(select(t < 0.625f, small, large), x);
 }
 #endif
 
