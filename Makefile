@@ -8,7 +8,7 @@
 #   make clean   remove the virtual environment and caches of the tools
 #
 # To choose an interpreter:     make demo PYTHON=python3.12
-# To choose another torch:      make test TORCH='torch==2.14.1'
+# To choose another torch:      make test TORCH='torch==2.14.1' VENV=.venv-2.14
 # To pass flags to a target:    make demo FLAGS=--quick       make test FLAGS='-k linear'
 
 PYTHON ?= python3

@@ -24,10 +24,10 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 QUERIES = (
-    "How do I make better sauce?",
-    "Software that is slow because of memory access",
-    "an animal that is surprisingly clever",
-    "We missed our connection on the way home.",
+    "Why is my program slow?",
+    "the weather was worse than expected",
+    "learning a foreign language",
+    "birds that recognise human faces",
 )
 POINTS = ((1, 16), (1, 128), (32, 32), (8, 128))
 # What a program's statements look like where it holds a well-known computation; operands are named in normal form.
