@@ -32,6 +32,7 @@ class Approximation:
     powers: Sequence[int]
     weight: Function
     fixed: dict[int, float] = field(default_factory=dict)  # powers whose coefficient is given, such as {0: 1}
+    double: bool = False  # coefficients are rounded to double, not to float
 
 
 def remez(problem: Approximation, known: dict[int, mpf]) -> tuple[dict[int, mpf], mpf]:
@@ -149,6 +150,15 @@ APPROXIMATIONS: dict[str, Approximation] = {
         range(3),
         lambda x: x**2 / mpmath.cos(mpmath.sqrt(x)),
     ),
+    # For pow, in double: log2((1 + s) / (1 - s)) = s P(s^2), and exp2.
+    "pow_log2": Approximation(
+        lambda x: 2 / LN2 if abs(x) < 1e-18 else mpmath.log((1 + mpmath.sqrt(x)) / (1 - mpmath.sqrt(x)), 2) / mpmath.sqrt(x),
+        (0, 0.1716**2),
+        range(6),
+        lambda x: LN2 / 2,
+        double=True,
+    ),
+    "pow_exp2": Approximation(lambda x: mpf(2) ** x, (-0.50001, 0.50001), range(8), lambda x: mpf(2) ** -x, {0: 1}, double=True),
     # erf(x) = x + x P(x^2) for |x| < ERF_BRANCH, else 1 - exp(-Q(|x|))
     "erf_small": Approximation(
         lambda x: 2 / mpmath.sqrt(mpmath.pi) - 1 if abs(x) < 1e-18 else mpmath.erf(mpmath.sqrt(x)) / mpmath.sqrt(x) - 1,
@@ -220,8 +230,9 @@ TABLES: dict[str, tuple[Function, list[Interval], int]] = {
 def main(names: list[str]) -> None:
     for name, problem in APPROXIMATIONS.items():
         if not names or name in names:
-            coefficients, error = fit(problem, to_float)
-            print(f"{name}: {{{', '.join(map(literal, coefficients))}}}  // weighted error 2^{float(mpmath.log(error, 2)):.1f}")
+            coefficients, error = fit(problem, float if problem.double else to_float)
+            written = ", ".join(map(repr if problem.double else literal, coefficients))
+            print(f"{name}: {{{written}}}  // weighted error 2^{float(mpmath.log(error, 2)):.1f}")
     for name, arguments in TABLES.items():
         if not names or name in names:
             for degree, column in enumerate(table(*arguments)):

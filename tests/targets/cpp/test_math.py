@@ -178,6 +178,21 @@ def test_binary_functions(name: str, isa: toolchain.Isa) -> None:
             np.testing.assert_allclose(call(isa, name, x.astype(dtype), y.astype(dtype)), exact, rtol=tolerance, atol=0)
 
 
+@pytest.mark.parametrize("isa", ISAS, ids=str)
+def test_powers_of_all_sizes(isa: toolchain.Isa) -> None:
+    """Results over the whole range of floats, subnormal ones included."""
+    generator = np.random.default_rng(0)
+    x = np.exp(generator.uniform(-100, 88, 200_000)).astype(np.float32)
+    y = (generator.uniform(-150, 128, x.size) * np.log(2) / np.log(x.astype(np.float64))).astype(np.float32)
+    x[::2] *= np.where(np.abs(y[::2]) < 30, -1, 1).astype(np.float32)
+    y[::2] = np.rint(y[::2])
+    with np.errstate(all="ignore"):
+        exact = np.power(x.astype(np.float64), y.astype(np.float64))
+        errors = error(call(isa, "pow", x, y), exact)
+    worst = int(errors.argmax())
+    assert errors[worst] <= 1.1, f"pow({x[worst]!r}, {y[worst]!r}), exactly {exact[worst]!r}"
+
+
 @pytest.mark.parametrize("name", ["exp", "log", "erf", "tanh", "log1p", "expm1"])
 def test_the_reference_is_right(name: str) -> None:
     """NumPy's and torch's float64 functions, against 40 digits: the tests above stand on them."""

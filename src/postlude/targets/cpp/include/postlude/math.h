@@ -15,12 +15,12 @@
 namespace postlude {
 
 // c0 + c1 x + c2 x^2 + ... by Horner's rule, one FMA a term.
-template <class V>
-POSTLUDE_INLINE V polynomial(V, float c) {
+template <class V, class C>
+POSTLUDE_INLINE V polynomial(V, C c) {
   return splat<V>(c);
 }
-template <class V, class... More>
-POSTLUDE_INLINE V polynomial(V x, float c, More... more) {
+template <class V, class C, class... More>
+POSTLUDE_INLINE V polynomial(V x, C c, More... more) {
   return splat<V>(c) + x * polynomial(x, more...);
 }
 
@@ -160,7 +160,6 @@ POSTLUDE_LANES(F32, sinh, __builtin_sinhf)
 POSTLUDE_LANES(F32, cosh, __builtin_coshf)
 POSTLUDE_LANES(F32, sin_lanes, __builtin_sinf)
 POSTLUDE_LANES(F32, cos_lanes, __builtin_cosf)
-POSTLUDE_LANES_2(F32, pow, __builtin_powf)
 POSTLUDE_LANES_2(F32, atan2, __builtin_atan2f)
 POSTLUDE_LANES_2(F32, fmod, __builtin_fmodf)
 
@@ -295,6 +294,47 @@ POSTLUDE_INLINE F32 log1p(F32 x) {
   const Logarithm l = logarithm(u);
   const F32 result = l.exponent * kLn2High + (l.f + (l.rest + (lost / u + l.exponent * kLn2Low)));
   return select(x == 0, x, logarithm_of(u, result));
+}
+
+// ---- Powers ----------------------------------------------------------------------------------------------------------
+
+// 2^(y (exponent + log2(m))) as p 2^n with p near 1, for half of a vector's lanes, in double: y log2(x) needs more digits than
+// a float has.
+struct Power {
+  VectorType<float, lanes<F64>> p, n;
+};
+POSTLUDE_INLINE Power power(VectorType<float, lanes<F64>> exponent, VectorType<float, lanes<F64>> m,
+                            VectorType<float, lanes<F64>> y) {
+  constexpr int n = lanes<F64>;
+  const F64 wide = convert<double, float, n>(m), s = (wide - 1) / (wide + 1), square = s * s;
+  const F64 log2_m = s * polynomial(square, 2.8853900817778495, 0.961796694114256, 0.5770779421042169, 0.412209278322094,
+                                    0.31990464520452966, 0.28291505339416734);
+  F64 t = convert<double, float, n>(y) * (convert<double, float, n>(exponent) + log2_m);
+  t = raw_max(splat<F64>(-200.0), raw_min(splat<F64>(200.0), t));  // keeps NaN
+  const F64 whole = (t + shifter<F64>) - shifter<F64>, r = t - whole;
+  const F64 p = polynomial(r, 1.0, 0.693147183817638, 0.2402265092085681, 0.05550400374022283, 0.009618056907668619,
+                           0.0013341951457312674, 0.00015461371621268015, 1.335983597674007e-05);
+  return {convert<float, double, n>(p), convert<float, double, n>(whole)};
+}
+
+POSTLUDE_INLINE F32 pow(F32 x, F32 y) {
+  struct Halves {
+    VectorType<float, lanes<F64>> low, high;
+  };
+  const F32 infinity = splat<F32>(__builtin_inff()), size = abs(x);
+  const Logarithm l = logarithm(size);
+  // The logarithms of 0 and infinity are infinite exponents.
+  const F32 exponent = select(size == 0, -infinity, select(size == infinity, infinity, l.exponent));
+  const auto e = bit_cast<Halves>(exponent), m = bit_cast<Halves>(1 + l.f), w = bit_cast<Halves>(y);
+  const Power low = power(e.low, m.low, w.low), high = power(e.high, m.high, w.high);
+  const F32 p = bit_cast<F32>(Halves{low.p, high.p}), n = bit_cast<F32>(Halves{low.n, high.n});
+  F32 result = scale(p, n + shifter<F32>);
+  const Mask<F32> integer = trunc(y) == y, odd = integer & (trunc(y * 0.5f) * 2 != y);
+  result = select(odd, copysign(result, x), result);
+  result = select((x < 0) & ~integer & (size < infinity), splat<F32>(__builtin_nanf("")), result);
+  result = select(x == x, result, x);
+  const Mask<F32> one = (y == 0) | (x == 1) | ((size == 1) & (abs(y) == infinity));
+  return select(one, splat<F32>(1), result);
 }
 
 // ---- erf and tanh ----------------------------------------------------------------------------------------------------
