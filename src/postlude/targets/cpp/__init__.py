@@ -12,6 +12,7 @@ freeze.py      weights packed ahead of time, never stale
 from typing import Any
 
 from postlude.ir import Region
+from postlude.ir.region import DTYPE_NAMES
 
 
 def source(region: Region) -> str:
@@ -25,7 +26,7 @@ def submit(region: Region) -> None:
     """Start building the kernel and what every kernel needs, in the background."""
     from postlude.targets.cpp import build, launcher
 
-    launcher.submit()
+    launcher.submit(_element(region))
     build.submit(source(region))
 
 
@@ -36,5 +37,14 @@ def load(region: Region, frozen: tuple[int, ...] = (), constant: bool = False) -
     """
     from postlude.targets.cpp import build, freeze, launcher
 
-    kernel = launcher.load(build.build(source(region)), operands=len(region.operands))
+    # All at once: the microkernels may have to be compiled too.
+    build.submit_micro(_element(region))
+    path = build.build(source(region))
+    kernel = launcher.load(path, operands=len(region.operands), micro=build.micro_table(_element(region)))
     return freeze.freeze(kernel, frozen, constant=constant) if frozen else kernel
+
+
+def _element(region: Region) -> str:
+    """Storage type of the weights, which decides the library of microkernels."""
+    right = region.operands[region.operand_index[region.contractions[0].right]]
+    return DTYPE_NAMES[right.dtype]

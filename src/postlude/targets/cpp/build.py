@@ -236,16 +236,24 @@ def _show(futures: "set[Future[Path]]") -> None:
 # The library of microkernels -------------------------------------------------------------------------------------------
 
 
-@lru_cache(maxsize=8)
-def _micro_library(isa: Isa, root: Path) -> ctypes.CDLL:
+def _micro_source(element: str) -> str:
+    """The library's source for one type of right operand: a process compiles only what its models need."""
+    return f"#define POSTLUDE_ELEMENT {element}\n{MICRO_SOURCE.read_text()}"
+
+
+@lru_cache(maxsize=16)
+def _micro_library(element: str, isa: Isa, root: Path) -> ctypes.CDLL:
     del root  # a part of the key: another cache folder has its own objects
-    return load_library(build(MICRO_SOURCE.read_text(), isa=isa))
+    return load_library(build(_micro_source(element), isa=isa))
 
 
-def micro_table(isa: Isa | None = None) -> int:
-    """The address of the table of microkernels for `isa`: what goes into PostludeCall::micro."""
+def micro_table(element: str = "f32", isa: Isa | None = None) -> int:
+    """The address of the table of microkernels for `isa`: what goes into PostludeCall::micro.
+
+    `element` is the storage type of the right operands: f32, f64, bf16 or f16.
+    """
     _, isa = _tools(isa)
-    table = _micro_library(isa, cache.folder()).postlude_micro_table
+    table = _micro_library(element, isa, cache.folder()).postlude_micro_table
     table.restype = ctypes.c_void_p
     address = table()
     if not address:
@@ -253,9 +261,9 @@ def micro_table(isa: Isa | None = None) -> int:
     return int(address)
 
 
-def submit_micro(isa: Isa | None = None) -> "Future[Path]":
+def submit_micro(element: str = "f32", isa: Isa | None = None) -> "Future[Path]":
     """Start compiling the microkernels in the background."""
-    return submit(MICRO_SOURCE.read_text(), isa=isa)
+    return submit(_micro_source(element), isa=isa)
 
 
 def load_library(path: Path) -> ctypes.CDLL:

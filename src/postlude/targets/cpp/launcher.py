@@ -354,7 +354,10 @@ def _describe(tensor: torch.Tensor, index: int) -> _DLTensor:
     )
 
 
-def submit() -> None:
-    """Start building what every call needs, in the background: the launcher and the microkernels. Cheap to call again."""
-    build.submit_micro()
+def submit(element: str) -> None:
+    """Start building what every call needs, in the background: the launcher, and the microkernels for an element type.
+
+    Cheap to call again.
+    """
+    build.submit_micro(element)
     build.background(extension)

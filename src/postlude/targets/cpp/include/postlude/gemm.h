@@ -172,6 +172,7 @@ class Driver {
     Group &g = groups_[index];
     g.info = &info;
     g.kernels = kernels_for(info.left_type, info.right_type);
+    if (g.kernels.panel == nullptr) return fail("the library of microkernels was compiled for another type than this kernel's");
     g.width = panel_columns(info.right_type);
     g.item = compute_bytes(info.right_type);
     g.chained = info.left[0].tensor < 0;

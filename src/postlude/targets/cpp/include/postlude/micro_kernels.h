@@ -437,27 +437,42 @@ struct KernelSet {
   MicroKernel dot;       // [n, k]
 };
 
-inline KernelSet kernels_for(Element left, Element right) {
-  switch (right) {
-    case Element::f64:
-      return {Element::f64, panel_kernel<RowStep<double, double>, kHalf>, in_place_kernel<RowStep<double, double>, kWhole>,
-              dot_kernel<DotStep<double, double>, kWhole>};
-    case Element::bf16:
+template <Element Right>
+inline KernelSet kernels_of(Element left) {
+  if constexpr (Right == Element::f64) {
+    return {Element::f64, panel_kernel<RowStep<double, double>, kHalf>, in_place_kernel<RowStep<double, double>, kWhole>,
+            dot_kernel<DotStep<double, double>, kWhole>};
+  } else if constexpr (Right == Element::bf16) {
 #if defined(POSTLUDE_AVX512_BF16)
-      if (left == Element::bf16)
-        return {Element::bf16, panel_kernel<PairStepDot<false>, kFull>, in_place_kernel<PairStepDot<true>, kAhead>,
-                dot_kernel<DotStepBf16, kFull>};
+    if (left == Element::bf16)
+      return {Element::bf16, panel_kernel<PairStepDot<false>, kFull>, in_place_kernel<PairStepDot<true>, kAhead>,
+              dot_kernel<DotStepBf16, kFull>};
 #endif
-      return {Element::f32, panel_kernel<PairStepFloat, kDotBf16 ? kHalf : kFull>, in_place_kernel<RowStep<float, bfloat16>, kWhole>,
-              dot_kernel<DotStep<float, bfloat16>, kDotBf16 ? kWhole : kFull>};
-    case Element::f16:
-      return {Element::f32, panel_kernel<RowStep<float, float>, kFull>, in_place_kernel<RowStep<float, float16>, kWhole>,
-              dot_kernel<DotStep<float, float16>, kWhole>};
+    return {Element::f32, panel_kernel<PairStepFloat, kDotBf16 ? kHalf : kFull>, in_place_kernel<RowStep<float, bfloat16>, kWhole>,
+            dot_kernel<DotStep<float, bfloat16>, kDotBf16 ? kWhole : kFull>};
+  } else if constexpr (Right == Element::f16) {
+    return {Element::f32, panel_kernel<RowStep<float, float>, kFull>, in_place_kernel<RowStep<float, float16>, kWhole>,
+            dot_kernel<DotStep<float, float16>, kWhole>};
+  } else {
+    return {Element::f32, panel_kernel<RowStep<float, float>, kFull>, in_place_kernel<RowStep<float, float>, kAhead>,
+            dot_kernel<DotStep<float, float>, kFull>};
+  }
+}
+
+// The kernels for a contraction. With POSTLUDE_ELEMENT the library holds those of one type of right operand alone, so that a
+// process compiles only what its models need; for the others all pointers are null.
+inline KernelSet kernels_for(Element left, Element right) {
+#if defined(POSTLUDE_ELEMENT)
+  return right == Element::POSTLUDE_ELEMENT ? kernels_of<Element::POSTLUDE_ELEMENT>(left) : KernelSet{};
+#else
+  switch (right) {
+    case Element::f64: return kernels_of<Element::f64>(left);
+    case Element::bf16: return kernels_of<Element::bf16>(left);
+    case Element::f16: return kernels_of<Element::f16>(left);
     case Element::f32: break;
   }
-  (void)left;
-  return {Element::f32, panel_kernel<RowStep<float, float>, kFull>, in_place_kernel<RowStep<float, float>, kAhead>,
-          dot_kernel<DotStep<float, float>, kFull>};
+  return kernels_of<Element::f32>(left);
+#endif
 }
 
 }  // namespace postlude
