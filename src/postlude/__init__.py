@@ -9,7 +9,7 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from postlude.explain import Explanation, explain
+    from postlude.explanation import Explanation, explain
 
 try:
     __version__ = version("postlude")
@@ -22,7 +22,7 @@ __all__ = ["Explanation", "__version__", "explain"]
 def __getattr__(name: str) -> Any:
     """`import postlude` stays quick: torch is imported with the first use."""
     if name in ("explain", "Explanation"):
-        import postlude.explain as module
+        import postlude.explanation as module
 
         return getattr(module, name)
     raise AttributeError(f"module 'postlude' has no attribute {name!r}")

@@ -95,6 +95,9 @@ def postlude(
 
     own, inductor_options = Options.split(options)
     _register_once()
+    # What every kernel needs is compiled while AOTAutograd and Inductor are at work.
+    for device, dtype in {(t.device.type, t.dtype) for t in inputs if isinstance(t, torch.Tensor)}:
+        runtime.prepare(device, dtype)
     config = torch._TorchCompileInductorWrapper(mode, inductor_options, None).config
     if inductor_config.freezing and not _convolutions(model):
         # Freezing would turn linears into oneDNN's packed ones before our pass sees them. Ours are packed too.

@@ -243,7 +243,7 @@ def explain(
     with clear_errors():
         examination.require_compile()
         function, arguments = load_target(target)
-        from postlude.explain import explain as explain_function
+        from postlude.explanation import explain as explain_function
 
         with messages.status("Tracing..."):
             explanation: Any = explain_function(function, *arguments)

@@ -35,7 +35,9 @@ class RegionKernel(ir.ExternKernel):
 
     results: list[RegionResult]
 
-    def __init__(self, op: torch._ops.OpOverload, program: str, operands: Sequence[ir.IRNode], frozen: tuple[tuple[int, ...], bool]) -> None:
+    def __init__(
+        self, op: torch._ops.OpOverload, program: str, operands: Sequence[ir.IRNode], frozen: tuple[tuple[int, ...], bool]
+    ) -> None:
         device = operands[0].get_device()
         assert device is not None
         super().__init__(None, ir.MultiOutputLayout(device=device), list(operands), (program,), op_overload=op)

@@ -6,9 +6,11 @@ import warnings
 from collections.abc import Callable
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from postlude.errors import CompilerFailed, CompilerNotFound
+from postlude.ir.region import DTYPE_NAMES
 from postlude.op import region_of
 from postlude.targets import aten
 
@@ -33,9 +35,17 @@ def kernel(device: str, program: str, frozen: tuple[int, ...] = (), constant: bo
     return found
 
 
+def prepare(device: str, dtype: torch.dtype) -> None:
+    """Start compiling, in the background, what every kernel for weights of this type needs."""
+    if device == "cpu" and dtype.is_floating_point and dtype in DTYPE_NAMES and cpp_available():
+        from postlude.targets.cpp import launcher
+
+        launcher.submit(DTYPE_NAMES[dtype])
+
+
 def submit(device: str, program: str) -> None:
     """Start compiling in the background: the kernel will be wanted soon."""
-    if device == "cpu" and cpp_available():
+    if target_of(device, program) == "cpp":
         from postlude.targets import cpp
 
         cpp.submit(region_of(program))
@@ -43,8 +53,11 @@ def submit(device: str, program: str) -> None:
 
 def target_of(device: str, program: str) -> str:
     """Name of the target that serves a program on a device type."""
-    del program
-    return "cpp" if device == "cpu" and cpp_available() else "aten"
+    if device != "cpu" or not cpp_available():
+        return "aten"
+    from postlude.targets import cpp
+
+    return "aten" if cpp.unsupported(region_of(program)) else "cpp"
 
 
 def source(device: str, program: str) -> str:

@@ -190,7 +190,7 @@ def _error(embedding: Tensor, exact: Tensor) -> Error:
 
 
 def _fusion(model: minilm.SentenceEncoder, tokens: minilm.Tokens) -> Fusion:
-    from postlude.explain import explain
+    from postlude.explanation import explain
 
     # Dynamo's state is reset on the way, so this comes after everything that uses compiled models.
     explanation = explain(minilm.separate_copy(model), *tokens.arguments)

@@ -8,6 +8,7 @@ from postlude.capture.rewrite import Plan
 from postlude.ir import to_text
 from postlude.options import Options
 from postlude.select.measure import Timing, hint, measure
+from postlude.targets import cpp
 
 #: Device types that a compiled target serves.
 DEVICES = ("cpu",)
@@ -28,6 +29,8 @@ def judge_for(options: Options) -> Judge:
             return None
         if not runtime.cpp_available():
             return "there is no C++ compiler"
+        if reason := cpp.unsupported(plan.region):
+            return reason
         return _measured(plan, growth) if options.tune else _expected(plan, growth)
 
     return judge

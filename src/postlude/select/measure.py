@@ -105,9 +105,7 @@ def _compile(graph: Graph, inputs: Sequence[Any]) -> Callable[..., Any]:
     clean = Graph()
     clean.output(clean.graph_copy(graph, {}))
     with torch.no_grad():
-        compiled: Any = compile_fx(
-            GraphModule({}, clean), list(inputs), config_patches={"post_grad_custom_pre_pass": None}
-        )
+        compiled: Any = compile_fx(GraphModule({}, clean), list(inputs), config_patches={"post_grad_custom_pre_pass": None})
         compiled(*inputs)
     return compiled  # type: ignore[no-any-return]
 

@@ -117,7 +117,20 @@ class _State:
         return tensor if tensor.dtype == torch.bool else tensor.to(self.arithmetic)
 
     def _in_row_space(self, operand: Operand) -> Tensor:
-        return self.computed(self.tensors[operand.name]).reshape(self.extended(operand.axes))
+        """An operand of the epilogue as [rows or 1, columns or 1]."""
+        tensor, axes, rows = self.computed(self.tensors[operand.name]), operand.axes, self.region.row_axes
+        if axes[: len(rows)] == rows or not axes:
+            return tensor.reshape(self.extended(axes))  # rows first: they may be any number of dimensions
+        column = next((axis for axis in axes if axis not in ROW_AXES), "")
+        tensor = tensor.reshape([self.batch if axis == "b" else self.sizes[axis] for axis in axes])
+        full = ("b", "m", column)
+        tensor = tensor.permute([axes.index(axis) for axis in full if axis in axes])
+        for position, axis in enumerate(full):
+            if axis not in axes:
+                tensor = tensor.unsqueeze(position)
+        if "b" in axes or "m" in axes:
+            tensor = tensor.expand(self.batch, self.sizes["m"], tensor.shape[-1])
+        return tensor.reshape(tensor.shape[0] * tensor.shape[1], tensor.shape[2])
 
 
 def _contract(state: _State, statement: Contract) -> Tensor:
@@ -126,7 +139,7 @@ def _contract(state: _State, statement: Contract) -> Tensor:
     batch = ("b",) if state.region.batched else ()
     left = _arranged(state, statement.left, (*rows, contracted))
     right = _arranged(state, statement.right, (*batch, contracted, column))
-    return torch.matmul(left, right).reshape(-1, state.sizes[column])
+    return torch.matmul(left, right).reshape(state.extended((*rows, column)))
 
 
 def _arranged(state: _State, name: str, axes: tuple[str, ...]) -> Tensor:

@@ -22,6 +22,13 @@ def source(region: Region) -> str:
     return generate(region)
 
 
+def unsupported(region: Region) -> str | None:
+    """Why this target has no kernel for a Region, or None."""
+    from postlude.targets.cpp.codegen import supported
+
+    return supported(region)
+
+
 def submit(region: Region) -> None:
     """Start building the kernel and what every kernel needs, in the background."""
     from postlude.targets.cpp import build, launcher

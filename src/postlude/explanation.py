@@ -1,5 +1,6 @@
 """`postlude.explain`: what Postlude makes of a model, GEMM by GEMM."""
 
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -117,7 +118,8 @@ def explain(model_or_fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Expla
     options = kwargs.pop("options") if isinstance(kwargs.get("options"), dict) else {}
     compiled = torch.compile(model_or_fn, backend="postlude", options=options)
     # A graph from a cache would come without a word about how it was made.
-    with collecting() as collection, config.patch(force_disable_caches=True):
+    with collecting() as collection, config.patch(force_disable_caches=True), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="dynamo_pgo force disabled")
         torch._dynamo.reset()
         compiled(*args, **kwargs)
     torch._dynamo.reset()
@@ -136,7 +138,7 @@ def _explained(captured: Captured, prefix: str) -> ExplainedRegion:
     line = to_text(region) if region else ""
     return ExplainedRegion(
         name=prefix + " + ".join(captured.gemms),
-        gemms=len(captured.gemms),
+        gemms=len(region.contractions) if region else len(captured.gemms),
         program=to_text(region, lines=True) if region else "",
         ops_absorbed=[op.removeprefix("aten.") for op in captured.absorbed],
         target=target_of(captured.device, line) if region else "inductor",
