@@ -95,6 +95,8 @@ def postlude(
 
     own, inductor_options = Options.split(options)
     _register_once()
+    if all(t.device.type == "cpu" for t in inputs if isinstance(t, torch.Tensor)) and not _can_compile():
+        return model  # Inductor would raise; eager is slower, and right
     # What every kernel needs is compiled while AOTAutograd and Inductor are at work.
     for device, dtype in {(t.device.type, t.dtype) for t in inputs if isinstance(t, torch.Tensor)}:
         runtime.prepare(device, dtype)
@@ -107,6 +109,20 @@ def postlude(
     config["post_grad_custom_pre_pass"] = RegionPass(own, first)
     compiled: Any = compile_fx(model, inputs, config_patches=config)
     return compiled  # type: ignore[no-any-return]
+
+
+def _can_compile() -> bool:
+    """Whether anything can be compiled for the CPU here. If not, a warning has said so."""
+    if runtime.cpp_available():
+        return True
+    from torch._inductor.cpp_builder import get_cpp_compiler
+    from torch._inductor.exc import InvalidCxxCompiler
+
+    try:
+        get_cpp_compiler()
+    except (InvalidCxxCompiler, OSError):
+        return False
+    return True
 
 
 def _convolutions(model: GraphModule) -> bool:

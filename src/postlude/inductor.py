@@ -81,6 +81,9 @@ def _lower(op: torch._ops.OpOverload, program: str, operands: Sequence[Any]) -> 
         return fallback_handler(op, add_to_fallback_set=False)(program, operands)
     node: Any = V.graph.current_node
     fakes = [argument.meta["val"] for argument in node.args[1]]
+    for operand in operands:
+        # A view of a value that is not in memory yet: write the value once, whoever else reads it, not once for each view.
+        operand.realize()
     kernel_inputs = [
         ir.ExternKernel.require_exact_strides(operand, fake.stride()) if fake.ndim else operand
         for operand, fake in zip(operands, fakes, strict=True)

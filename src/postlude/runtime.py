@@ -90,7 +90,9 @@ def cpp_available() -> bool:
             toolchain.compiler()
             _available.append(True)
         except (CompilerNotFound, CompilerFailed) as error:
-            warnings.warn(f"{error} Until then everything is left to Inductor.", stacklevel=2)
+            warnings.warn(
+                f"{error} Until then Inductor does all the work, or eager PyTorch if Inductor finds no compiler.", stacklevel=2
+            )
             _available.append(False)
     return _available[0]
 

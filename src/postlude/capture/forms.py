@@ -61,6 +61,17 @@ def constant_value(node: Node) -> float | None:
     return float(value) if isinstance(value, int | float) and dtype.is_floating_point else None
 
 
+def two_constants(node: Node) -> tuple[Node, float, float] | None:
+    """(condition, value if true, value if false) of a `where` between two constants."""
+    if node.target is not aten.where.self:
+        return None
+    condition, *values = node.args
+    constants = [constant_value(value) if isinstance(value, Node) else None for value in values]
+    if not isinstance(condition, Node) or constants[0] is None or constants[1] is None:
+        return None
+    return condition, constants[0], constants[1]
+
+
 def check_clone(node: Node) -> None:
     wanted = node.kwargs.get("memory_format")
     if wanted not in (None, torch.contiguous_format, torch.preserve_format):

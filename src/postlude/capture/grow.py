@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch.fx import Node
 
-from postlude.capture.forms import LOW, Form, Stop, Value, check_clone, constant_value, layout_order, writes
+from postlude.capture.forms import LOW, Form, Stop, Value, check_clone, constant_value, layout_order, two_constants, writes
 from postlude.capture.gemm import ACCUMULATE, RESHAPES, Attention, Gemm, NotAGemm, Side, batch_of, side_batched
 from postlude.capture.partner import join
 from postlude.capture.program import Program, Source
@@ -392,10 +392,16 @@ class Growth:
 
     def _external(self, node: Node, shape: Sequence[Size], column: str | None) -> str:
         """A tensor from outside that broadcasts to a tile of this shape."""
+        if node.target is aten.expand.default:
+            (node,) = node.all_input_nodes[:1]  # the operand is expanded to the Region's own shape
         constant = constant_value(node)
         if constant is not None:
             return self.program.const(constant)
         self._check_external(node)
+        if (choice := two_constants(node)) is not None:
+            # An additive mask made of a boolean one: reading the boolean one is less, and it is there once for all layers.
+            condition, yes, no = choice
+            return apply(self.program, "where", self._external(condition, shape, column), yes, no)
         assert column is not None
         joined = join(self, node, shape, column)
         if joined is not None:
@@ -433,7 +439,7 @@ class Growth:
 
     def _check_external(self, node: Node) -> None:
         value = node.meta["val"]
-        if node in self.tainted:
+        if node in self.tainted or node in self.values or node in self.moments:
             raise Stop(f"{node.name} depends on this Region's results")
         if value.dtype != torch.bool and value.dtype not in ACCUMULATE:
             raise Stop(f"{node.name} has type {value.dtype}")
