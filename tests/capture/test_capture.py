@@ -201,6 +201,26 @@ def test_attention_written_out_is_one_region(tensors: Callable[..., list[Tensor]
     assert not {"aten.bmm.default", "aten.exp.default", "aten.clone.default"} & set(left)
 
 
+@pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
+def test_heads_are_stored_beside_each_other(dynamic: bool, tensors: Callable[..., list[Tensor]]) -> None:
+    def attention(q: Tensor, k: Tensor, v: Tensor, w: Tensor) -> Tensor:
+        heads = (q @ k.transpose(-1, -2)).softmax(-1) @ v
+        return F.linear(heads.transpose(1, 2).reshape(q.shape[0], q.shape[2], -1), w)
+
+    left = check(attention, tensors((2, 3, 5, 4), (2, 3, 6, 4), (2, 3, 6, 4), (7, 12)), dynamic=dynamic)
+    assert sum("postlude" in op for op in left) == 2
+    assert "aten.clone.default" not in left
+
+
+def test_permuted_heads_without_a_copy_and_beside_one(tensors: Callable[..., list[Tensor]]) -> None:
+    def function(x: Tensor, w: Tensor) -> tuple[Tensor, ...]:
+        y = torch.relu(x @ w)
+        moved = y.transpose(1, 2)
+        return y, moved * 2, moved.contiguous(), moved.cumsum(0)
+
+    check(function, tensors((2, 3, 5, 4), (2, 3, 4, 6)))  # type: ignore[arg-type]
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("masked", [None, "float", "bool", "empty rows"])
 def test_scaled_dot_product_attention(masked: str | None, dtype: torch.dtype, tensors: Callable[..., list[Tensor]]) -> None:

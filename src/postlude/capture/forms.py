@@ -21,14 +21,20 @@ class Form(Enum):
     COLUMN_KEPT = "column kept"  # [*rows, 1]
     COLUMN = "column"  # [*rows]
     REPEATED = "repeated"  # [*rows, n], the same in all columns; no result can have this form
+    PERMUTED = "permuted"  # a tile's dimensions exchanged; the end of the growth, but for a copy
 
 
 @dataclass(frozen=True)
 class Value:
-    """The Region's value of a node."""
+    """The Region's value of a node.
+
+    `permutation` is that of a permuted tile; `copied` says that the node is dense in its own, permuted dimensions.
+    """
 
     name: str
     form: Form
+    permutation: tuple[int, ...] = ()
+    copied: bool = False
 
 
 class Stop(Exception):

@@ -224,7 +224,7 @@ def _scaled(node: Node, left: Side, right: Side, batched: bool) -> Gemm:
 
 
 def _attention(node: Node) -> Gemm:
-    query, key, value = (_argument(node, i) for i in range(3))
+    query, key, value = (_through_copies(_argument(node, i)) for i in range(3))
     dropout = node.args[3] if len(node.args) > 3 else node.kwargs.get("dropout_p", 0.0)
     causal = node.args[4] if len(node.args) > 4 else node.kwargs.get("is_causal", False)
     mask, scale = node.kwargs.get("attn_mask"), node.kwargs.get("scale")

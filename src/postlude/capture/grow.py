@@ -9,14 +9,14 @@ as reshapes between a projection's [rows, n] and a module's [batch, length, n] l
 
 import operator
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch.fx import Node
 
 from postlude.capture.forms import LOW, Form, Stop, Value, check_clone, constant_value, layout_order, two_constants, writes
-from postlude.capture.gemm import ACCUMULATE, RESHAPES, Attention, Gemm, NotAGemm, Side, batch_of, side_batched
+from postlude.capture.gemm import ACCUMULATE, RESHAPES, Attention, Gemm, NotAGemm, Side, arguments, batch_of, side_batched
 from postlude.capture.partner import join
 from postlude.capture.program import Program, Source
 from postlude.capture.sizes import Kind, Size, broadcast_kind, same, same_shape
@@ -191,6 +191,8 @@ class Growth:
             raise Stop(f"{_name(node)} does not give one tensor")
         elif node.target in _VIEWS:
             self._view(node)
+        elif node.target is aten.permute.default:
+            self._permute(node)
         elif node.target in CASTS:
             self._cast(node)
         elif node.target in ELEMENTWISE:
@@ -246,6 +248,8 @@ class Growth:
     def _common_form(self, node: Node, shape: Sequence[Size], inside: Sequence[tuple[Node, Value]]) -> Form:
         """The form of an elementwise node's result, if all of the Region's values in it fit together."""
         forms = {value.form for _, value in inside}
+        if Form.PERMUTED in forms:
+            raise Stop(f"{_name(node)} of permuted dimensions")
         if Form.COLUMN in forms:
             if forms != {Form.COLUMN}:
                 raise Stop(f"{_name(node)} broadcasts a value per row along the columns")
@@ -273,6 +277,8 @@ class Growth:
         if device is not None and torch.device(device) != source.meta["val"].device:
             raise Stop("a copy to another device")
         value = self.values[source]
+        if value.form is Form.PERMUTED:
+            raise Stop("a conversion of permuted dimensions")
         if dtype is None or dtype == source.meta["val"].dtype:
             self.take(node, value.name, value.form)
             return
@@ -290,6 +296,11 @@ class Growth:
             raise Stop(f"{_name(node)} of sizes that the Region gives")
         value = self.values[source]
         before, after = tuple(source.meta["val"].shape), tuple(node.meta["val"].shape)
+        if value.form is Form.PERMUTED:
+            if node.target is not aten.clone.default or node.kwargs.get("memory_format") is not torch.contiguous_format:
+                raise Stop(f"{_name(node)} of permuted dimensions")
+            self.values[node] = replace(value, copied=True)
+            return
         if node.target is aten.expand.default:
             form = value.form
             if not same_shape(before, after):
@@ -310,6 +321,18 @@ class Growth:
         if node.target is aten.clone.default:
             check_clone(node)
         self.take(node, value.name, form)
+
+    def _permute(self, node: Node) -> None:
+        """Heads back beside each other: a result may be stored in another order of its dimensions."""
+        source: Any = node.args[0]
+        value, shape = self.values[source], tuple(source.meta["val"].shape)
+        dims = tuple(int(dim) % len(shape) for dim in arguments(node)[1])
+        whole = self.program.batched and same_shape(shape[:-1], self.rows)
+        if value.form is not Form.TILE or not whole or dims[-1] != len(shape) - 1:
+            raise Stop("permute moves the columns")
+        if layout_order(source.meta["val"], len(shape)):
+            raise Stop("permute of a result that lies in another order already")
+        self.values[node] = Value(value.name, Form.PERMUTED, dims)
 
     def _reduction(self, node: Node) -> None:
         source = node.args[0]

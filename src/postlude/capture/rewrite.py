@@ -38,12 +38,16 @@ class Refused(Exception):
 
 @dataclass(frozen=True)
 class Plan:
-    """A Region ready to be put in: the normal form, the source of each operand, and the nodes each result stands for."""
+    """A Region ready to be put in: the normal form, the source of each operand, and the nodes each result stands for.
+
+    `permutations` are those of the nodes whose dimensions are another order of their result's.
+    """
 
     region: Region
     sources: tuple[Source, ...]
     results: tuple[tuple[Node, ...], ...]
     absorbed: tuple[Node, ...]
+    permutations: dict[Node, tuple[int, ...]]
 
     def weights(self, kind: str) -> tuple[int, ...]:
         """Right operands that come into the graph from outside: the only ones that may stay the same between calls.
@@ -63,13 +67,18 @@ def plan(growth: Growth) -> Plan:
     """
     absorbed = set(growth.absorbed)
     results: dict[Yield, list[Node]] = {}
+    permutations: dict[Node, tuple[int, ...]] = {}
     for node, value in growth.values.items():
         if all(user in absorbed for user in node.users):
             continue
         axes = growth.program.types[value.name].axes
         if value.form is Form.REPEATED:
             raise Refused(node)
-        order = layout_order(node.meta["val"], len(growth.batch) + 2)
+        if value.form is Form.PERMUTED:
+            permutations[node] = value.permutation
+            order = value.permutation if value.copied else ()
+        else:
+            order = layout_order(node.meta["val"], len(growth.batch) + 2)
         results.setdefault(Yield(axes, node.meta["val"].dtype, value.name, order), []).append(node)
     if not results:
         raise NotExpressible("nothing of it is used")
@@ -78,7 +87,7 @@ def plan(growth: Growth) -> Plan:
     region, origin = normalize(growth.program.region(tuple(results)))
     verify(region)
     sources = tuple(growth.program.sources[index] for index in origin)
-    return Plan(region, sources, tuple(map(tuple, results.values())), tuple(growth.absorbed))
+    return Plan(region, sources, tuple(map(tuple, results.values())), tuple(growth.absorbed), permutations)
 
 
 def put_in(graph: Graph, plan: Plan) -> Node:
@@ -107,7 +116,9 @@ def put_in(graph: Graph, plan: Plan) -> Node:
             result = _call(graph, operator.getitem, call, index) if many else call
             for node in nodes:
                 replacement = result
-                if not same_shape(node.meta["val"].shape, result.meta["val"].shape):
+                if node in plan.permutations:
+                    replacement = _call(graph, aten.permute.default, result, list(plan.permutations[node]))
+                elif not same_shape(node.meta["val"].shape, result.meta["val"].shape):
                     shape = [sizes.node(size) for size in node.meta["val"].shape]
                     replacement = _call(graph, aten.reshape.default, result, shape)
                 node.replace_all_uses_with(
