@@ -18,7 +18,7 @@ from postlude.errors import PostludeError
 from postlude.ir import Apply, Const, Contract, Extent, Group, Operand, Reduce, Region, Round, Statement, Yield, to_text
 from postlude.ir.region import ROW_AXES
 from postlude.targets.cpp.codegen_ops import ACCUMULATORS, EXPRESSIONS, POWERS
-from postlude.targets.cpp.codegen_plan import Pass, Plan, plan
+from postlude.targets.cpp.codegen_plan import Pass, Plan, plan, split_factor
 
 #: Storage types as include/postlude names them.
 TYPES: dict[torch.dtype, str] = {
@@ -34,6 +34,7 @@ _MOST_SCRATCH_ROWS = 32  # Tensors::kMostScratchRows
 _MOST_CONTRACTIONS = 8  # kMaxContractions
 _MOST_GROUPS = 16  # kMaxGroups
 _COMMENT_COLUMN = 64
+_ROWS_AT_ONCE = 8  # a pass is done for so many rows before the next
 
 
 class UnsupportedRegion(PostludeError):
@@ -185,11 +186,15 @@ class _GroupWriter:
             raise UnsupportedRegion(
                 f"its epilogue keeps {self.plan.scratch_rows} rows, at most {_MOST_SCRATCH_ROWS} are possible"
             )
+        #: The factor that the group before left to this one.
+        self.factor = split_factor(self.region, self.region.groups[number - 1])[1] if number else None
         self.operands = {o.name: (i, o) for i, o in enumerate(self.region.operands)}
         self.single = self.group.contractions[0].accumulate != torch.float64
         self.compute = "float" if self.single else "double"
         self.constants: dict[str, float] = {s.name: s.value for s in self.group.statements if isinstance(s, Const)}
         self.whole_rows = len(self.plan.passes) > 1 or self.group.feeds is not None
+        self.rows_at_once = _ROWS_AT_ONCE if len(self.plan.passes) > 1 else 0
+        self.kept: set[str] = set()  # values without columns that a later pass reads
 
     # The struct -----------------------------------------------------------------------------------------------------------
 
@@ -199,7 +204,8 @@ class _GroupWriter:
         sources = [self._sources(c) for c in group.contractions]
         body = self._epilogue()
         parameters = [
-            "const Tensors &t", "int64_t row", "int64_t c0", "int64_t nc", f"{self.compute} *const *acc", "void *next",
+            "const Tensors &t", "int64_t row", "int64_t rows", "int64_t c0", "int64_t nc", f"{self.compute} *const *acc",
+            "int64_t acc_stride", "void *next", "int64_t next_stride",
         ]  # fmt: skip
         parameters = [_used_or_unnamed(parameter, "\n".join(body)) for parameter in parameters]
         lines = [f"// {self.source.comments[c.name]}" for c in group.contractions]
@@ -215,8 +221,10 @@ class _GroupWriter:
             f"  static constexpr bool batched = {_bool(self.region.batched)};",
             f"  static constexpr bool whole_rows = {_bool(self.whole_rows)};",
             f"  static constexpr bool feeds_next = {_bool(group.feeds is not None)};",
+            f"  static constexpr int rows_at_once = {self.rows_at_once};",
             "",
-            f"  static void epilogue({', '.join(parameters)}) {{",
+            f"  static void epilogue({', '.join(parameters[:5])},",
+            f"                       {', '.join(parameters[5:])}) {{",
             *(f"    {line}" if line else "" for line in body),
             "  }",
             "};",
@@ -245,42 +253,105 @@ class _GroupWriter:
     # The epilogue ---------------------------------------------------------------------------------------------------------
 
     def _epilogue(self) -> list[str]:
-        lines = self._pointers()
+        """For each pass a loop over the rows, then the lanes of their reductions.
+
+        The last steps of a reduction are a long chain of dependent instructions; those of several rows overlap.
+        """
+        lines = [self._operand_row(i, o) for i, o in self._used(self.plan.passes) if not self._has_rows(o)]
+        first = self.plan.passes[0].before
+        shared = [s for s in first if not self.region.types[s.name].axes]
+        lines += [self._define(s.name, self._expression(s)) for s in shared]
+        if self.plan.scratch_rows:
+            lines.append("const int64_t kept_stride = (nc + 15) / 16 * 16;")
+        for index in range(self.plan.scratch_rows):
+            lines.append(
+                f"{self.compute} *const scratch{index} = Tensors::scratch_row<{self.compute}>({index}, rows * kept_stride);"
+            )
+        defined, used = self._column_values(shared)
+        for name in sorted(self.kept, key=[*defined].index):
+            lines.append(f"{self._type(name)} {_name(name)}_of[rows_at_once];")
         for number, this in enumerate(self.plan.passes):
-            lines += [line for statement in this.before for line in self._column_statement(statement)]
-            lines += [line for index, result in this.yields_before for line in self._store_column(index, result)]
+            body = [
+                f"const {self._type(name)} {_name(name)} = {_name(name)}_of[r];"
+                for name in defined
+                if name in used[number] and defined[name] < number
+            ]
+            body += self._pointers(this)
+            for statement in this.before:
+                if statement not in shared:
+                    body.append(self._define(statement.name, self._expression(statement)))
+                    if statement.name in self.kept:
+                        body.append(f"{_name(statement.name)}_of[r] = {_name(statement.name)};")
+            body += [line for index, result in this.yields_before for line in self._store_column(index, result)]
             if this.has_loop:
+                body += self._loop(this)
+            if this.notes and self.plan.factor is not None:
+                note = f"note(next, next_stride, r, {_name(self.plan.factor)});"
+                body.append(self._comment(note, self._factor_comment(self.group)))
+            if body:
                 if len(self.plan.passes) > 1:
-                    lines += ["", f"// Pass {number + 1} over the row"]
-                lines += self._loop(this)
-        while lines and not lines[0]:
-            lines.pop(0)
+                    lines += ["", f"// Pass {number + 1} over the rows"]
+                lines += ["for (int64_t r = 0; r < rows; ++r) {", *(f"  {line}" for line in body), "}"]
+            for r in this.reductions:
+                if r.name in self.kept:
+                    value = f"{_name(r.name)}_of[r]"
+                    line = f"for (int64_t r = 0; r < rows; ++r) {value} = {ACCUMULATORS[r.kind]}<V>::reduce({value});"
+                    lines.append(self._comment(line, self.source.comments[r.name]))
         return lines
 
-    def _pointers(self) -> list[str]:
-        """Pointers to the rows of everything that the loops read and write, and values that do not change in them."""
-        names = {name for p in self.plan.passes for s in [*p.before, *p.statements, *p.reductions] for name in s.inputs}
-        used = [(i, o) for i, o in enumerate(self.region.operands) if o.name in names]
+    def _column_values(self, shared: list[Statement]) -> tuple[dict[str, int], list[set[str]]]:
+        """In which pass each value without a column axis is computed, and which ones each pass reads; fills in `kept`."""
+        defined: dict[str, int] = {}
+        used: list[set[str]] = []
+        for number, this in enumerate(self.plan.passes):
+            defined |= {s.name: number for s in this.before if s not in shared}
+            defined |= {r.name: number for r in this.reductions}
+            names = {name for s in [*this.before, *this.statements, *this.reductions] for name in s.inputs}
+            names |= {y.value for _, y in [*this.yields, *this.yields_before]}
+            used.append(names)
+            self.kept |= {name for name in names if defined.get(name, number) < number}
+        return defined, used
+
+    def _used(self, passes: Iterable[Pass]) -> list[tuple[int, Operand]]:
+        names = {name for p in passes for s in [*p.before, *p.statements, *p.reductions] for name in s.inputs}
+        names |= {y.value for p in passes for _, y in [*p.yields, *p.yields_before]}
+        return [(i, o) for i, o in enumerate(self.region.operands) if o.name in names]
+
+    @staticmethod
+    def _has_rows(operand: Operand) -> bool:
+        return bool({"b", "m"} & set(operand.axes))
+
+    def _operand_row(self, index: int, operand: Operand) -> str:
+        """A pointer to the columns of an operand, or its value where it has none."""
+        row = "row + r" if "m" in operand.axes else "item" if "b" in operand.axes else "0"
+        if self.region.types[operand.name].column is None:
+            return self._define(operand.name, f"load_one<V>(t.element<{TYPES[operand.dtype]}>({index}, {row}))")
+        value = f"t.row<{TYPES[operand.dtype]}>({index}, {row}, c0, nc)"
+        return f"const {TYPES[operand.dtype]} *p_{operand.name} = {value};"
+
+    def _pointers(self, this: Pass) -> list[str]:
+        """Pointers to everything of one row that a pass reads and writes."""
+        used = [(i, o) for i, o in self._used([this]) if self._has_rows(o)]
         lines = []
-        if any(o.axes[:1] == ("b",) and "m" not in o.axes for _, o in used):
-            lines.append(f"const int64_t item = row / {self._extent('m')};")
-        for index, operand in used:
-            row = "row" if "m" in operand.axes else "item" if "b" in operand.axes else "0"
-            if self.region.types[operand.name].column is None:
-                value = f"load_one<V>(t.element<{TYPES[operand.dtype]}>({index}, {row}))"
-                lines.append(self._define(operand.name, value))
-            else:
-                value = f"t.row<{TYPES[operand.dtype]}>({index}, {row}, c0, nc)"
-                lines.append(f"const {TYPES[operand.dtype]} *p_{operand.name} = {value};")
-        for this in self.plan.passes:
-            for index, result in this.yields:
-                tensor = len(self.region.operands) + index
-                lines.append(f"{TYPES[result.dtype]} *r_{index} = t.result<{TYPES[result.dtype]}>({tensor}, row, c0);")
-        if self.group.feeds is not None:
+        if any("m" not in o.axes for _, o in used):
+            lines.append(f"const int64_t item = (row + r) / {self._extent('m')};")
+        lines += [self._operand_row(index, operand) for index, operand in used]
+        contractions = [c.name for c in self.group.contractions]
+        rows = {(True, contractions.index(name)) for name in this.accumulators}
+        rows |= {(self.plan.rows[name].accumulator, self.plan.rows[name].index) for name in [*this.loads, *this.keeps]}
+        for accumulator, index in sorted(rows, reverse=True):
+            source = f"acc[{index}] + r * acc_stride" if accumulator else f"scratch{index} + r * kept_stride"
+            lines.append(f"{self.compute} *const {'acc' if accumulator else 'kept'}{index} = {source};")
+        if this.accumulators and self.factor is not None:
+            before = self.region.groups[self.number - 1]
+            factor = f"const V {_name(self.factor)} = noted<V>(next, next_stride, r);"
+            lines.append(self._comment(factor, self._factor_comment(before)))
+        for index, result in this.yields:
+            tensor = len(self.region.operands) + index
+            lines.append(f"{TYPES[result.dtype]} *r_{index} = t.result<{TYPES[result.dtype]}>({tensor}, row + r, c0);")
+        if this.feeds and self.group.feeds is not None:
             left = _fed_type(self.region, self.group.feeds, self.single)
-            lines.append(f"{left} *fed = static_cast<{left} *>(next);")
-        for index in range(self.plan.scratch_rows):
-            lines.append(f"{self.compute} *scratch{index} = Tensors::scratch_row<{self.compute}>({index}, nc);")
+            lines.append(f"{left} *fed = reinterpret_cast<{left} *>(static_cast<char *>(next) + r * next_stride);")
         return lines
 
     def _loop(self, this: Pass) -> list[str]:
@@ -289,14 +360,15 @@ class _GroupWriter:
         lines += [f"  {line}" for line in self._loop_body(this)]
         accumulators = "".join(f", {r.kind}_{r.name}" for r in this.reductions)
         lines.append(f"}}{accumulators});")
-        lines += [self._define(r.name, f"{r.kind}_{r.name}.result()") for r in this.reductions]
+        lines += [f"{_name(r.name)}_of[r] = {r.kind}_{r.name}.lanes();" for r in this.reductions if r.name in self.kept]
         return lines
 
     def _loop_body(self, this: Pass) -> list[str]:
         lines = []
         for name in this.accumulators:
             index = [c.name for c in self.group.contractions].index(name)
-            lines.append(self._define(name, f"load<V>(acc[{index}] + c, Full{{}})"))
+            factor = f" * {_name(self.factor)}" if self.factor is not None else ""
+            lines.append(self._define(name, f"load<V>(acc{index} + c, Full{{}}){factor}"))
         for name in this.loads:
             lines.append(f"const V {_name(name)} = load<V>({self._row(name)} + c, Full{{}});")
         used = {name for s in [*this.statements, *this.reductions] for name in s.inputs}
@@ -314,21 +386,21 @@ class _GroupWriter:
                 lines.append(self._comment(f"store<V>(r_{index} + c * {stride}, {stride}, {value}, which);", comment))
             else:
                 lines.append(self._comment(f"store<V>(r_{index} + c, {value}, which);", comment))
-        if this.feeds and self.group.feeds is not None:
-            lines.append(self._comment(f"store<V>(fed + c, {_name(self.group.feeds)}, Full{{}});", "for the next group"))
+        if this.feeds and self.plan.fed is not None:
+            lines.append(self._comment(f"store<V>(fed + c, {_name(self.plan.fed)}, Full{{}});", "for the next group"))
         lines += [f"{r.kind}_{r.name}.add({_name(r.input)}, which);" for r in this.reductions]
         return lines
 
+    def _factor_comment(self, group: Group) -> str:
+        return f"{self.source.comments[group.feeds]}, after the contraction" if group.feeds is not None else ""
+
     def _row(self, name: str) -> str:
         row = self.plan.rows[name]
-        return f"acc[{row.index}]" if row.accumulator else f"scratch{row.index}"
-
-    def _column_statement(self, statement: Statement) -> list[str]:
-        return [self._define(statement.name, self._expression(statement))]
+        return f"{'acc' if row.accumulator else 'kept'}{row.index}"
 
     def _store_column(self, index: int, result: Yield) -> list[str]:
         tensor = len(self.region.operands) + index
-        store = f"store_one<V>(t.result<{TYPES[result.dtype]}>({tensor}, row, 0), {_name(result.value)});"
+        store = f"store_one<V>(t.result<{TYPES[result.dtype]}>({tensor}, row + r, 0), {_name(result.value)});"
         return [self._comment(store if self.whole_rows else f"if (c0 == 0) {store}", self.source.yield_comments[index])]
 
     # Expressions ----------------------------------------------------------------------------------------------------------
@@ -362,19 +434,32 @@ class _GroupWriter:
     # Lines ----------------------------------------------------------------------------------------------------------------
 
     def _define(self, name: str, expression: str) -> str:
-        kind = "Mask<V>" if self.region.types[name].value == "bool" else "V"
-        return self._comment(f"const {kind} {_name(name)} = {expression};", self.source.comments[name])
+        return self._comment(f"const {self._type(name)} {_name(name)} = {expression};", self.source.comments[name])
+
+    def _type(self, name: str) -> str:
+        return "Mask<V>" if self.region.types[name].value == "bool" else "V"
 
     def _comment(self, line: str, comment: str) -> str:
         return f"{line:<{_COMMENT_COLUMN}}  // {comment}" if comment else line
 
 
 def _fed_type(region: Region, name: str, single: bool) -> str:
-    """The type of the row that one group writes for the next: what the tile was rounded to, if it was."""
+    """The type of the row that one group writes for the next: what the tile was rounded to, if it was.
+
+    A tile that was not rounded but meets bfloat16, on the way to results in bfloat16, is rounded to that where bfloat16 can be
+    multiplied as it is, twice as fast as float: so do PyTorch's own kernels with the probabilities of
+    scaled_dot_product_attention.
+    """
     statement = next(s for s in region.body if s.name == name)
+    if not single:
+        return "double"
     if isinstance(statement, Round) and statement.dtype != torch.float64:
-        return TYPES[statement.dtype] if single else "double"
-    return "float" if single else "double"
+        return TYPES[statement.dtype]
+    rights = {c.right for c in region.contractions if c.left == name}
+    types = {o.dtype for o in region.operands if o.name in rights} | {y.dtype for y in region.yields}
+    if types == {torch.bfloat16}:
+        return "std::conditional_t<kDotBf16, bfloat16, float>"
+    return "float"
 
 
 def _name(name: str) -> str:

@@ -45,6 +45,7 @@ class Pass:
         keeps: values to keep for later passes.
         yields: results with a column axis.
         feeds: whether the tile that the next group contracts is written.
+        notes: whether the factor of that tile is noted for the next group.
         reductions: fed by this loop.
     """
 
@@ -56,6 +57,7 @@ class Pass:
     keeps: list[str] = field(default_factory=list)
     yields: list[tuple[int, Yield]] = field(default_factory=list)
     feeds: bool = False
+    notes: bool = False
     reductions: list[Reduce] = field(default_factory=list)
 
     @property
@@ -66,10 +68,16 @@ class Pass:
 
 @dataclass(frozen=True)
 class Plan:
-    """The passes of a group's epilogue, and where kept values lie."""
+    """The passes of a group's epilogue, and where kept values lie.
+
+    `fed` is the tile that the next group contracts, `factor` what each row of its product must then be multiplied by (see
+    `split_factor`), if anything.
+    """
 
     passes: tuple[Pass, ...]
     rows: Mapping[str, Row]
+    fed: str | None
+    factor: str | None
 
     @property
     def scratch_rows(self) -> int:
@@ -82,6 +90,26 @@ def plan(region: Region, group: Group) -> Plan:
     return _Planner(region, group).plan()
 
 
+def split_factor(region: Region, group: Group) -> tuple[str | None, str | None]:
+    """The tile that a group feeds to the next, without a last multiplication of its rows by a reciprocal.
+
+    The softmax of attention ends so. The factor passes through the contraction, whose rows are usually shorter; and what is
+    fed no longer waits for the sum, which saves a pass over the row.
+    """
+    fed = next((s for s in group.statements if s.name == group.feeds), None)
+    after = next((g for g in region.groups if any(c.left == group.feeds for c in g.contractions)), None)
+    used = sum(s.inputs.count(group.feeds) for s in group.statements) + sum(y.value == group.feeds for y in region.yields)
+    if not isinstance(fed, Apply) or fed.op != "mul" or after is None or after.feeds is not None or used:
+        return group.feeds, None
+    computed = {s.name: s for s in group.statements}
+    for tile, factor in (fed.inputs, fed.inputs[::-1]):
+        quotient = computed.get(factor)
+        by_rows = region.types[factor].column is None and "m" in region.types[factor].axes
+        if by_rows and isinstance(quotient, Apply) and quotient.op == "reciprocal" and tile in computed:
+            return tile, factor
+    return group.feeds, None
+
+
 class _Planner:
     def __init__(self, region: Region, group: Group) -> None:
         self.region = region
@@ -90,6 +118,7 @@ class _Planner:
         self.contractions: dict[str, Contract] = {c.name: c for c in group.contractions}
         self.operands: dict[str, Operand] = {o.name: o for o in region.operands}
         self.stages = self._stages()
+        self.fed, self.factor = split_factor(region, group)
 
     def looped(self, name: str) -> bool:
         return self.region.types[name].column is not None
@@ -113,10 +142,12 @@ class _Planner:
         for index, result in self.group.yields:
             this = passes[self.stages[result.value]]
             (this.yields if self.looped(result.value) else this.yields_before).append((index, result))
-        if self.group.feeds is not None:
-            passes[self.stages[self.group.feeds]].feeds = True
+        if self.fed is not None:
+            passes[self.stages[self.fed]].feeds = True
+        if self.factor is not None:
+            passes[self.stages[self.factor]].notes = True
         self._schedule(passes)
-        return Plan(tuple(passes), self._allocate(passes))
+        return Plan(tuple(passes), self._allocate(passes), self.fed, self.factor)
 
     def _schedule(self, passes: list[Pass]) -> None:
         """Fill in what each loop computes, loads and keeps."""
@@ -126,8 +157,8 @@ class _Planner:
             loads: set[str] = set()
             computes: set[str] = set()
             stack = [y.value for _, y in this.yields] + [r.input for r in this.reductions]
-            if this.feeds and self.group.feeds is not None:
-                stack.append(self.group.feeds)
+            if this.feeds and self.fed is not None:
+                stack.append(self.fed)
             while stack:
                 name = stack.pop()
                 if name not in self.definitions or not self.looped(name) or name in loads or name in computes:

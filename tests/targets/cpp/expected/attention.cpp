@@ -35,42 +35,59 @@ struct Group0 {
   static constexpr bool batched = true;
   static constexpr bool whole_rows = true;
   static constexpr bool feeds_next = true;
+  static constexpr int rows_at_once = 8;
 
-  static void epilogue(const Tensors &t, int64_t row, int64_t c0, int64_t nc, float *const *acc, void *next) {
-    const float *p_tile = t.row<float>(2, row, c0, nc);
-    bfloat16 *fed = static_cast<bfloat16 *>(next);
+  static void epilogue(const Tensors &t, int64_t row, int64_t rows, int64_t c0, int64_t nc,
+                       float *const *acc, int64_t acc_stride, void *next, int64_t next_stride) {
     const V v0 = splat<V>(0.125f);                                    // %0 = const 0.125
+    V v3_of[rows_at_once];
+    V v6_of[rows_at_once];
 
-    // Pass 1 over the row
-    Max<V> max_3;
-    columns<V>(nc, [&](int64_t c, auto which) __attribute__((always_inline)) {
-      const V v_acc = load<V>(acc[0] + c, Full{});                      // %acc = contract %x, %w : f32
-      const V v_tile = load<V>(p_tile + c, which);                      // %tile = operand [b, m, n] f32
-      const V v1 = v_acc * v0;                                          // %1 = mul %acc, %0
-      const V v2 = v1 + v_tile;                                         // %2 = add %1, %tile
-      store<V>(acc[0] + c, v2, Full{});
-      max_3.add(v2, which);
-    }, max_3);
-    const V v3 = max_3.result();                                      // %3 = reduce max n %2
+    // Pass 1 over the rows
+    for (int64_t r = 0; r < rows; ++r) {
+      const float *p_tile = t.row<float>(2, row + r, c0, nc);
+      float *const acc0 = acc[0] + r * acc_stride;
+      Max<V> max_3;
+      columns<V>(nc, [&](int64_t c, auto which) __attribute__((always_inline)) {
+        const V v_acc = load<V>(acc0 + c, Full{});                        // %acc = contract %x, %w : f32
+        const V v_tile = load<V>(p_tile + c, which);                      // %tile = operand [b, m, n] f32
+        const V v1 = v_acc * v0;                                          // %1 = mul %acc, %0
+        const V v2 = v1 + v_tile;                                         // %2 = add %1, %tile
+        store<V>(acc0 + c, v2, Full{});
+        max_3.add(v2, which);
+      }, max_3);
+      v3_of[r] = max_3.lanes();
+    }
+    for (int64_t r = 0; r < rows; ++r) v3_of[r] = Max<V>::reduce(v3_of[r]);  // %3 = reduce max n %2
 
-    // Pass 2 over the row
-    Sum<V> sum_6;
-    columns<V>(nc, [&](int64_t c, auto which) __attribute__((always_inline)) {
-      const V v2 = load<V>(acc[0] + c, Full{});
-      const V v4 = v2 - v3;                                             // %4 = sub %2, %3
-      const V v5 = exp(v4);                                             // %5 = exp %4
-      store<V>(acc[0] + c, v5, Full{});
-      sum_6.add(v5, which);
-    }, sum_6);
-    const V v6 = sum_6.result();                                      // %6 = reduce sum n %5
+    // Pass 2 over the rows
+    for (int64_t r = 0; r < rows; ++r) {
+      const V v3 = v3_of[r];
+      float *const acc0 = acc[0] + r * acc_stride;
+      Sum<V> sum_6;
+      columns<V>(nc, [&](int64_t c, auto which) __attribute__((always_inline)) {
+        const V v2 = load<V>(acc0 + c, Full{});
+        const V v4 = v2 - v3;                                             // %4 = sub %2, %3
+        const V v5 = exp(v4);                                             // %5 = exp %4
+        store<V>(acc0 + c, v5, Full{});
+        sum_6.add(v5, which);
+      }, sum_6);
+      v6_of[r] = sum_6.lanes();
+    }
+    for (int64_t r = 0; r < rows; ++r) v6_of[r] = Sum<V>::reduce(v6_of[r]);  // %6 = reduce sum n %5
 
-    // Pass 3 over the row
-    columns<V>(nc, [&](int64_t c, auto which) __attribute__((always_inline)) {
-      const V v5 = load<V>(acc[0] + c, Full{});
-      const V v7 = v5 / v6;                                             // %7 = div %5, %6
-      const V v8 = round_to<bfloat16>(v7);                              // %8 = round_to bf16 %7
-      store<V>(fed + c, v8, Full{});                                    // for the next group
-    });
+    // Pass 3 over the rows
+    for (int64_t r = 0; r < rows; ++r) {
+      const V v6 = v6_of[r];
+      float *const acc0 = acc[0] + r * acc_stride;
+      bfloat16 *fed = reinterpret_cast<bfloat16 *>(static_cast<char *>(next) + r * next_stride);
+      columns<V>(nc, [&](int64_t c, auto which) __attribute__((always_inline)) {
+        const V v5 = load<V>(acc0 + c, Full{});
+        const V v7 = v5 / v6;                                             // %7 = div %5, %6
+        const V v8 = round_to<bfloat16>(v7);                              // %8 = round_to bf16 %7
+        store<V>(fed + c, v8, Full{});                                    // for the next group
+      });
+    }
   }
 };
 
@@ -86,13 +103,18 @@ struct Group1 {
   static constexpr bool batched = true;
   static constexpr bool whole_rows = false;
   static constexpr bool feeds_next = false;
+  static constexpr int rows_at_once = 0;
 
-  static void epilogue(const Tensors &t, int64_t row, int64_t c0, int64_t nc, float *const *acc, void *) {
-    bfloat16 *r_0 = t.result<bfloat16>(4, row, c0);
-    columns<V>(nc, [&](int64_t c, auto which) __attribute__((always_inline)) {
-      const V v_acc1 = load<V>(acc[0] + c, Full{});                     // %acc1 = contract %8, %w1 : f32
-      store<V>(r_0 + c, v_acc1, which);                                 // yield [b, m, n1] bf16 %acc1 order 0 2 1 3
-    });
+  static void epilogue(const Tensors &t, int64_t row, int64_t rows, int64_t c0, int64_t nc,
+                       float *const *acc, int64_t acc_stride, void *, int64_t) {
+    for (int64_t r = 0; r < rows; ++r) {
+      float *const acc0 = acc[0] + r * acc_stride;
+      bfloat16 *r_0 = t.result<bfloat16>(4, row + r, c0);
+      columns<V>(nc, [&](int64_t c, auto which) __attribute__((always_inline)) {
+        const V v_acc1 = load<V>(acc0 + c, Full{});                       // %acc1 = contract %8, %w1 : f32
+        store<V>(r_0 + c, v_acc1, which);                                 // yield [b, m, n1] bf16 %acc1 order 0 2 1 3
+      });
+    }
   }
 };
 

@@ -33,24 +33,29 @@ struct Group0 {
   static constexpr bool batched = false;
   static constexpr bool whole_rows = false;
   static constexpr bool feeds_next = false;
+  static constexpr int rows_at_once = 0;
 
-  static void epilogue(const Tensors &t, int64_t row, int64_t c0, int64_t nc, float *const *acc, void *) {
+  static void epilogue(const Tensors &t, int64_t row, int64_t rows, int64_t c0, int64_t nc,
+                       float *const *acc, int64_t acc_stride, void *, int64_t) {
     const bfloat16 *p_row = t.row<bfloat16>(2, 0, c0, nc);
-    bfloat16 *r_0 = t.result<bfloat16>(3, row, c0);
     const V v1 = splat<V>(0.5f);                                      // %1 = const 0.5
     const V v3 = splat<V>(0.70710677f);                               // %3 = const 0.7071067811865476
     const V v6 = splat<V>(1.0f);                                      // %6 = const 1.0
-    columns<V>(nc, [&](int64_t c, auto which) __attribute__((always_inline)) {
-      const V v_acc = load<V>(acc[0] + c, Full{});                      // %acc = contract %x, %w : f32
-      const V v_row = load<V>(p_row + c, which);                        // %row = operand [n] bf16
-      const V v0 = v_acc + v_row;                                       // %0 = add %acc, %row
-      const V v2 = v0 * v1;                                             // %2 = mul %0, %1
-      const V v4 = v0 * v3;                                             // %4 = mul %0, %3
-      const V v5 = erf(v4);                                             // %5 = erf %4
-      const V v7 = v5 + v6;                                             // %7 = add %5, %6
-      const V v8 = v2 * v7;                                             // %8 = mul %2, %7
-      store<V>(r_0 + c, v8, which);                                     // yield [m, n] bf16 %8
-    });
+    for (int64_t r = 0; r < rows; ++r) {
+      float *const acc0 = acc[0] + r * acc_stride;
+      bfloat16 *r_0 = t.result<bfloat16>(3, row + r, c0);
+      columns<V>(nc, [&](int64_t c, auto which) __attribute__((always_inline)) {
+        const V v_acc = load<V>(acc0 + c, Full{});                        // %acc = contract %x, %w : f32
+        const V v_row = load<V>(p_row + c, which);                        // %row = operand [n] bf16
+        const V v0 = v_acc + v_row;                                       // %0 = add %acc, %row
+        const V v2 = v0 * v1;                                             // %2 = mul %0, %1
+        const V v4 = v0 * v3;                                             // %4 = mul %0, %3
+        const V v5 = erf(v4);                                             // %5 = erf %4
+        const V v7 = v5 + v6;                                             // %7 = add %5, %6
+        const V v8 = v2 * v7;                                             // %8 = mul %2, %7
+        store<V>(r_0 + c, v8, which);                                     // yield [m, n] bf16 %8
+      });
+    }
   }
 };
 

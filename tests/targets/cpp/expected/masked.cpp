@@ -34,30 +34,42 @@ struct Group0 {
   static constexpr bool batched = true;
   static constexpr bool whole_rows = true;
   static constexpr bool feeds_next = false;
+  static constexpr int rows_at_once = 8;
 
-  static void epilogue(const Tensors &t, int64_t row, int64_t c0, int64_t nc, float *const *acc, void *) {
-    const bool *p_tile = t.row<bool>(2, row, c0, nc);
+  static void epilogue(const Tensors &t, int64_t row, int64_t rows, int64_t c0, int64_t nc,
+                       float *const *acc, int64_t acc_stride, void *, int64_t) {
     const V v_scalar = load_one<V>(t.element<float>(3, 0));           // %scalar = operand [] f32
     const bfloat16 *p_row = t.row<bfloat16>(4, 0, c0, nc);
-    const V v_col = load_one<V>(t.element<float16>(5, row));          // %col = operand [b, m] f16
-    float *r_0 = t.result<float>(6, row, c0);
+    V v4_of[rows_at_once];
 
-    // Pass 1 over the row
-    Min<V> min_4;
-    columns<V>(nc, [&](int64_t c, auto which) __attribute__((always_inline)) {
-      const V v_acc = load<V>(acc[0] + c, Full{});                      // %acc = contract %x, %w : f32
-      const Mask<V> v_tile = load<V>(p_tile + c, which);                // %tile = operand [b, m, n] bool
-      const V v_row = load<V>(p_row + c, which);                        // %row = operand [n] bf16
-      const V v0 = select(v_tile, v_acc, v_scalar);                     // %0 = where %tile, %acc, %scalar
-      const V v1 = v0 + v_row;                                          // %1 = add %0, %row
-      const V v3 = v1 - v_col;                                          // %3 = sub %1, %col
-      store<V>(r_0 + c, v3, which);                                     // yield [b, m, n] f32 %3
-      min_4.add(v3, which);
-    }, min_4);
-    const V v4 = min_4.result();                                      // %4 = reduce min n %3
-    const Mask<V> v5 = isnan(v4);                                     // %5 = isnan %4
-    store_one<V>(t.result<float>(7, row, 0), v4);                     // yield [b, m] f32 %4
-    store_one<V>(t.result<bool>(8, row, 0), v5);                      // yield [b, m] bool %5
+    // Pass 1 over the rows
+    for (int64_t r = 0; r < rows; ++r) {
+      const bool *p_tile = t.row<bool>(2, row + r, c0, nc);
+      const V v_col = load_one<V>(t.element<float16>(5, row + r));      // %col = operand [b, m] f16
+      float *const acc0 = acc[0] + r * acc_stride;
+      float *r_0 = t.result<float>(6, row + r, c0);
+      Min<V> min_4;
+      columns<V>(nc, [&](int64_t c, auto which) __attribute__((always_inline)) {
+        const V v_acc = load<V>(acc0 + c, Full{});                        // %acc = contract %x, %w : f32
+        const Mask<V> v_tile = load<V>(p_tile + c, which);                // %tile = operand [b, m, n] bool
+        const V v_row = load<V>(p_row + c, which);                        // %row = operand [n] bf16
+        const V v0 = select(v_tile, v_acc, v_scalar);                     // %0 = where %tile, %acc, %scalar
+        const V v1 = v0 + v_row;                                          // %1 = add %0, %row
+        const V v3 = v1 - v_col;                                          // %3 = sub %1, %col
+        store<V>(r_0 + c, v3, which);                                     // yield [b, m, n] f32 %3
+        min_4.add(v3, which);
+      }, min_4);
+      v4_of[r] = min_4.lanes();
+    }
+    for (int64_t r = 0; r < rows; ++r) v4_of[r] = Min<V>::reduce(v4_of[r]);  // %4 = reduce min n %3
+
+    // Pass 2 over the rows
+    for (int64_t r = 0; r < rows; ++r) {
+      const V v4 = v4_of[r];
+      const Mask<V> v5 = isnan(v4);                                     // %5 = isnan %4
+      store_one<V>(t.result<float>(7, row + r, 0), v4);                 // yield [b, m] f32 %4
+      store_one<V>(t.result<bool>(8, row + r, 0), v5);                  // yield [b, m] bool %5
+    }
   }
 };
 

@@ -44,57 +44,77 @@ struct Group0 {
   static constexpr bool batched = false;
   static constexpr bool whole_rows = true;
   static constexpr bool feeds_next = false;
+  static constexpr int rows_at_once = 8;
 
-  static void epilogue(const Tensors &t, int64_t row, int64_t c0, int64_t nc, float *const *acc, void *) {
+  static void epilogue(const Tensors &t, int64_t row, int64_t rows, int64_t c0, int64_t nc,
+                       float *const *acc, int64_t acc_stride, void *, int64_t) {
     const float *p_row = t.row<float>(2, 0, c0, nc);
-    const float *p_tile = t.row<float>(3, row, c0, nc);
     const float *p_row1 = t.row<float>(4, 0, c0, nc);
     const float *p_row2 = t.row<float>(5, 0, c0, nc);
-    float *r_0 = t.result<float>(6, row, c0);
-    float *r_1 = t.result<float>(7, row, c0);
     const V v3 = splat<V>(static_cast<float>(t.size(1, 1)));          // %3 = extent n
     const V v9 = splat<V>(1e-12f);                                    // %9 = const 1e-12
+    V v2_of[rows_at_once];
+    V v4_of[rows_at_once];
+    V v7_of[rows_at_once];
 
-    // Pass 1 over the row
-    Sum<V> sum_2;
-    columns<V>(nc, [&](int64_t c, auto which) __attribute__((always_inline)) {
-      const V v_acc = load<V>(acc[0] + c, Full{});                      // %acc = contract %x, %w : f32
-      const V v_row = load<V>(p_row + c, which);                        // %row = operand [n] f32
-      const V v_tile = load<V>(p_tile + c, which);                      // %tile = operand [m, n] f32
-      const V v0 = v_acc + v_row;                                       // %0 = add %acc, %row
-      const V v1 = v0 + v_tile;                                         // %1 = add %0, %tile
-      store<V>(acc[0] + c, v1, Full{});
-      store<V>(r_0 + c, v1, which);                                     // yield [m, n] f32 %1
-      sum_2.add(v1, which);
-    }, sum_2);
-    const V v2 = sum_2.result();                                      // %2 = reduce sum n %1
-    const V v4 = v2 / v3;                                             // %4 = div %2, %3
+    // Pass 1 over the rows
+    for (int64_t r = 0; r < rows; ++r) {
+      const float *p_tile = t.row<float>(3, row + r, c0, nc);
+      float *const acc0 = acc[0] + r * acc_stride;
+      float *r_0 = t.result<float>(6, row + r, c0);
+      Sum<V> sum_2;
+      columns<V>(nc, [&](int64_t c, auto which) __attribute__((always_inline)) {
+        const V v_acc = load<V>(acc0 + c, Full{});                        // %acc = contract %x, %w : f32
+        const V v_row = load<V>(p_row + c, which);                        // %row = operand [n] f32
+        const V v_tile = load<V>(p_tile + c, which);                      // %tile = operand [m, n] f32
+        const V v0 = v_acc + v_row;                                       // %0 = add %acc, %row
+        const V v1 = v0 + v_tile;                                         // %1 = add %0, %tile
+        store<V>(acc0 + c, v1, Full{});
+        store<V>(r_0 + c, v1, which);                                     // yield [m, n] f32 %1
+        sum_2.add(v1, which);
+      }, sum_2);
+      v2_of[r] = sum_2.lanes();
+    }
+    for (int64_t r = 0; r < rows; ++r) v2_of[r] = Sum<V>::reduce(v2_of[r]);  // %2 = reduce sum n %1
 
-    // Pass 2 over the row
-    Sum<V> sum_7;
-    columns<V>(nc, [&](int64_t c, auto which) __attribute__((always_inline)) {
-      const V v1 = load<V>(acc[0] + c, Full{});
-      const V v5 = v1 - v4;                                             // %5 = sub %1, %4
-      const V v6 = v5 * v5;                                             // %6 = mul %5, %5
-      sum_7.add(v6, which);
-    }, sum_7);
-    const V v7 = sum_7.result();                                      // %7 = reduce sum n %6
-    const V v8 = v7 / v3;                                             // %8 = div %7, %3
-    const V v10 = v8 + v9;                                            // %10 = add %8, %9
-    const V v11 = rsqrt(v10);                                         // %11 = rsqrt %10
-    store_one<V>(t.result<float>(8, row, 0), v11);                    // yield [m] f32 %11
+    // Pass 2 over the rows
+    for (int64_t r = 0; r < rows; ++r) {
+      const V v2 = v2_of[r];
+      float *const acc0 = acc[0] + r * acc_stride;
+      const V v4 = v2 / v3;                                             // %4 = div %2, %3
+      v4_of[r] = v4;
+      Sum<V> sum_7;
+      columns<V>(nc, [&](int64_t c, auto which) __attribute__((always_inline)) {
+        const V v1 = load<V>(acc0 + c, Full{});
+        const V v5 = v1 - v4;                                             // %5 = sub %1, %4
+        const V v6 = v5 * v5;                                             // %6 = mul %5, %5
+        sum_7.add(v6, which);
+      }, sum_7);
+      v7_of[r] = sum_7.lanes();
+    }
+    for (int64_t r = 0; r < rows; ++r) v7_of[r] = Sum<V>::reduce(v7_of[r]);  // %7 = reduce sum n %6
 
-    // Pass 3 over the row
-    columns<V>(nc, [&](int64_t c, auto which) __attribute__((always_inline)) {
-      const V v1 = load<V>(acc[0] + c, Full{});
-      const V v_row1 = load<V>(p_row1 + c, which);                      // %row1 = operand [n] f32
-      const V v_row2 = load<V>(p_row2 + c, which);                      // %row2 = operand [n] f32
-      const V v5 = v1 - v4;                                             // %5 = sub %1, %4
-      const V v12 = v5 * v11;                                           // %12 = mul %5, %11
-      const V v13 = v12 * v_row1;                                       // %13 = mul %12, %row1
-      const V v14 = v13 + v_row2;                                       // %14 = add %13, %row2
-      store<V>(r_1 + c, v14, which);                                    // yield [m, n] f32 %14
-    });
+    // Pass 3 over the rows
+    for (int64_t r = 0; r < rows; ++r) {
+      const V v4 = v4_of[r];
+      const V v7 = v7_of[r];
+      float *const acc0 = acc[0] + r * acc_stride;
+      float *r_1 = t.result<float>(7, row + r, c0);
+      const V v8 = v7 / v3;                                             // %8 = div %7, %3
+      const V v10 = v8 + v9;                                            // %10 = add %8, %9
+      const V v11 = rsqrt(v10);                                         // %11 = rsqrt %10
+      store_one<V>(t.result<float>(8, row + r, 0), v11);                // yield [m] f32 %11
+      columns<V>(nc, [&](int64_t c, auto which) __attribute__((always_inline)) {
+        const V v1 = load<V>(acc0 + c, Full{});
+        const V v_row1 = load<V>(p_row1 + c, which);                      // %row1 = operand [n] f32
+        const V v_row2 = load<V>(p_row2 + c, which);                      // %row2 = operand [n] f32
+        const V v5 = v1 - v4;                                             // %5 = sub %1, %4
+        const V v12 = v5 * v11;                                           // %12 = mul %5, %11
+        const V v13 = v12 * v_row1;                                       // %13 = mul %12, %row1
+        const V v14 = v13 + v_row2;                                       // %14 = add %13, %row2
+        store<V>(r_1 + c, v14, which);                                    // yield [m, n] f32 %14
+      });
+    }
   }
 };
 

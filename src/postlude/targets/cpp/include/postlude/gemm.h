@@ -667,9 +667,11 @@ class Driver {
       int64_t next_stride = 0;
       if (g.info->feeds_next) {
         const Element e = groups_[i + 1].info->left_type;
-        next_stride = (g.n * element_bytes(e) + 127) / 64 * 64;
+        next_stride = (g.n * element_bytes(e) + 127) / 64 * 64;  // the row's vectors, and kRowNote bytes
         next = static_cast<char *>(scratch(i % 2 == 0 ? kNextEven : kNextOdd, rows * next_stride));
         fed = next, fed_stride = next_stride / element_bytes(e);
+      } else if (g.chained) {  // what the group before noted at the end of each row
+        next = const_cast<char *>(fed), next_stride = fed_stride * element_bytes(g.info->left_type);
       }
       void *acc[kMaxContractions];
       for (int c = 0; c < contractions; ++c) acc[c] = sums + c * rows * full * g.item;

@@ -72,6 +72,9 @@ constexpr int64_t round_up(int64_t x, int64_t to) { return (x + to - 1) / to * t
 using BlockEpilogue = void (*)(const void *tensors, int64_t row, int64_t rows, int64_t c0, int64_t nc, void *const *acc,
                                int64_t acc_stride, void *next, int64_t next_stride);
 
+// Bytes at the end of each row of `next` that belong to the groups on both sides, not to the row.
+constexpr int64_t kRowNote = 64;
+
 constexpr int kMaxContractions = 8;
 
 struct GroupInfo {

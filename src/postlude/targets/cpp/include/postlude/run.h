@@ -31,6 +31,13 @@ inline int fail(const PostludeCall &call, const char *format, ...) {
 
 namespace run_detail {
 
+// An epilogue for one row (run_program.h has both forms).
+template <class C>
+using RowEpilogue = void (*)(const Tensors &, int64_t, int64_t, int64_t, C *const *, void *);
+
+// Longer rows are taken one by one: several would not stay in L1 from one pass to the next.
+constexpr int64_t kLongRow = 2048;
+
 template <class Group>
 void block_epilogue(const void *tensors, int64_t row, int64_t rows, int64_t c0, int64_t nc, void *const *acc, int64_t acc_stride,
                     void *next, int64_t next_stride) {
@@ -38,10 +45,16 @@ void block_epilogue(const void *tensors, int64_t row, int64_t rows, int64_t c0, 
   const Tensors &t = *static_cast<const Tensors *>(tensors);
   Compute *pieces[Group::contractions];
   for (int i = 0; i < Group::contractions; ++i) pieces[i] = static_cast<Compute *>(acc[i]);
-  for (int64_t r = 0; r < rows; ++r) {
-    Group::epilogue(t, row + r, c0, nc, pieces, next);
-    for (int i = 0; i < Group::contractions; ++i) pieces[i] += acc_stride;
-    if (next != nullptr) next = static_cast<char *>(next) + next_stride;
+  constexpr bool by_row = std::is_same_v<decltype(&Group::epilogue), RowEpilogue<Compute>>;
+  int64_t each = 1;
+  if constexpr (!by_row) each = Group::rows_at_once == 0 ? rows : nc < kLongRow ? Group::rows_at_once : 1;
+  for (int64_t r = 0; r < rows; r += each) {
+    if constexpr (by_row)
+      Group::epilogue(t, row + r, c0, nc, pieces, next);
+    else
+      Group::epilogue(t, row + r, rows - r < each ? rows - r : each, c0, nc, pieces, acc_stride, next, next_stride);
+    for (int i = 0; i < Group::contractions; ++i) pieces[i] += each * acc_stride;
+    if (next != nullptr) next = static_cast<char *>(next) + each * next_stride;
   }
 }
 

@@ -16,7 +16,9 @@
 //       static constexpr bool batched = false;
 //       static constexpr bool whole_rows = false;
 //       static constexpr bool feeds_next = false;
-//       static void epilogue(const Tensors &t, int64_t row, int64_t c0, int64_t nc, float *const *acc, void *next);
+//       static constexpr int rows_at_once = 8;  // the most rows of one call; 0: any number
+//       static void epilogue(const Tensors &t, int64_t row, int64_t rows, int64_t c0, int64_t nc, float *const *acc,
+//                            int64_t acc_stride, void *next, int64_t next_stride);
 //     };
 //     struct Program {
 //       using Groups = std::tuple<Group0>;
@@ -35,6 +37,8 @@
 //   Any strides, any size including 0. All groups of a Program have the same number of rows.
 //
 // What the driver guarantees to `epilogue`:
+//   - It is called for `rows` rows from `row` on; the next row of acc[i] is acc_stride accumulators further, that of `next`
+//     next_stride bytes. An epilogue for one row, (t, row, c0, nc, acc, next) without rows_at_once, is possible as well.
 //   - `row` is the flat row index, batch * m + row in the batch, or the flat index over the leading dimensions and m.
 //   - acc[i] points at column c0 of contraction i: nc accumulators, aligned to 64 bytes, writable scratch, readable and
 //     writable in whole 64-byte vectors past nc (what stands there is unspecified).
@@ -45,7 +49,8 @@
 //   - feeds_next = true (needs whole_rows): the next group in the tuple has tensor -1 as every left Source, its k is this
 //     n, and its rows are these rows. `next` points at this row's n elements of type NextGroup::Left, aligned to 64 bytes;
 //     whole 64-byte vectors may be written past n. The next group's epilogue for a row runs after this one, on the same
-//     thread. `next` is null otherwise.
+//     thread. The last kRowNote bytes of each of these rows are for what one epilogue has to tell the other: a group that
+//     reads the rows, and feeds no third one, gets the same `next`. `next` is null otherwise.
 //   - Tensors is constructed once for a call, `Tensors(const PostludeCall &)`, and shared by the threads.
 //
 // The row space of a chain whose first group is batched is that group's.

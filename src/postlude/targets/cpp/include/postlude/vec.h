@@ -361,11 +361,12 @@ POSTLUDE_INLINE void raw_store(void *to, Raw raw, Tail tail) {
 #if defined(POSTLUDE_AVX512)
   if constexpr (sizeof(Raw) >= 16) {
     auto &memory = *static_cast<Unaligned<Raw> *>(to);
+    // volatile: g++ 12 else takes an epilogue whose only stores are these for free of effects, and drops it.
     const uint16_t mask = static_cast<uint16_t>((1u << tail.count) - 1);
-    if constexpr (size == 1) __asm__("vmovdqu8 %1, %0%{%2%}" : "+m"(memory) : "v"(raw), "Yk"(mask));
-    if constexpr (size == 2) __asm__("vmovdqu16 %1, %0%{%2%}" : "+m"(memory) : "v"(raw), "Yk"(mask));
-    if constexpr (size == 4) __asm__("vmovdqu32 %1, %0%{%2%}" : "+m"(memory) : "v"(raw), "Yk"(mask));
-    if constexpr (size == 8) __asm__("vmovdqu64 %1, %0%{%2%}" : "+m"(memory) : "v"(raw), "Yk"(mask));
+    if constexpr (size == 1) __asm__ volatile("vmovdqu8 %1, %0%{%2%}" : "+m"(memory) : "v"(raw), "Yk"(mask) : "memory");
+    if constexpr (size == 2) __asm__ volatile("vmovdqu16 %1, %0%{%2%}" : "+m"(memory) : "v"(raw), "Yk"(mask) : "memory");
+    if constexpr (size == 4) __asm__ volatile("vmovdqu32 %1, %0%{%2%}" : "+m"(memory) : "v"(raw), "Yk"(mask) : "memory");
+    if constexpr (size == 8) __asm__ volatile("vmovdqu64 %1, %0%{%2%}" : "+m"(memory) : "v"(raw), "Yk"(mask) : "memory");
     return;
   }
 #endif
@@ -407,6 +408,17 @@ POSTLUDE_INLINE auto load_one(const T *from) {
 template <class V, class T, class X>
 POSTLUDE_INLINE void store_one(T *to, X x) {
   store<V>(to, x, Tail{1});
+}
+
+// A number that one group notes for the next at the end of row `r` of `next`, alike in all lanes.
+static_assert(kVectorBytes <= kRowNote, "the driver leaves this much room");
+template <class V>
+POSTLUDE_INLINE void note(void *next, int64_t next_stride, int64_t r, V x) {
+  raw_store<V>(static_cast<char *>(next) + (r + 1) * next_stride - kRowNote, x, Full{});
+}
+template <class V>
+POSTLUDE_INLINE V noted(const void *next, int64_t next_stride, int64_t r) {
+  return raw_load<V>(static_cast<const char *>(next) + (r + 1) * next_stride - kRowNote, Full{});
 }
 
 // ---- Reductions of a row ---------------------------------------------------------------------------------------------
@@ -455,8 +467,9 @@ struct Sum {
       blocks = V{};
     }
   }
-  __attribute__((always_inline)) V result() const {
-    return reduce_lanes(all + blocks, [](V a, V b) { return a + b; });
+  __attribute__((always_inline)) V lanes() const { return all + blocks; }
+  POSTLUDE_INLINE V reduce(V lanes) {
+    return reduce_lanes(lanes, [](V a, V b) { return a + b; });
   }
 };
 
@@ -473,9 +486,9 @@ struct Extreme {
     add(select(active<V>(tail), x, splat<V>(-sign * __builtin_inf())), Full{});
   }
   __attribute__((always_inline)) void fold() {}
-  __attribute__((always_inline)) V result() const {
-    const V x = select(nan, splat<V>(__builtin_nan("")), best);
-    return reduce_lanes(x, [](V a, V b) { return sign > 0 ? maximum(a, b) : minimum(a, b); });
+  __attribute__((always_inline)) V lanes() const { return select(nan, splat<V>(__builtin_nan("")), best); }
+  POSTLUDE_INLINE V reduce(V lanes) {
+    return reduce_lanes(lanes, [](V a, V b) { return sign > 0 ? maximum(a, b) : minimum(a, b); });
   }
 };
 template <class V>
