@@ -5,7 +5,8 @@
 //   panels   One weight matrix for all rows. A task is one panel of columns times a range of rows; the epilogue runs on a tile
 //            that is still in L1. Groups that need whole rows write their accumulators to a shared buffer instead, and
 //            after a barrier the threads share out the rows. This splits the columns even where there is one row, and packs
-//            each panel of natural weights once, by the thread that needs it, in its L2.
+//            each panel of natural weights once, by the thread that needs it, in its L2. Where there are many rows and
+//            packed weights that fit into L2, a task is all panels times a few rows instead, without buffer and barrier.
 //   rows     Batched groups, and chains. A task is a range of rows of one batch item, from the first contraction to the last
 //            epilogue, in the thread's own buffers. Packed right operands are kept from one task to the next of an item.
 //
@@ -46,6 +47,8 @@ constexpr int64_t kDotBytes = 4096;
 // `kNearRows` rows ahead in weights [k, n], where there is no
 // other block of rows to hide the reading of the next panel behind.
 constexpr int64_t kPrefetchBytes = 1 << 20, kNear = 16 << 10, kNearRows = 16;
+// Groups that need whole rows: how many rows make a task of their own, and of how many such tasks a thread must have its choice.
+constexpr int64_t kOwnRows = 8 * kTileRows, kOwnTasks = 3;
 constexpr int64_t kPanelBudget = 640 << 10, kRowsBudget = 8 << 20, kLeftBudget = 16 << 20, kKeepPacked = 4 << 20;
 
 enum class Form { packed, dot, in_place, pack };
@@ -72,6 +75,7 @@ struct Group {
   bool chained = false;           // the left operand is the previous group's `next`
   bool by_rows = false;
   bool prefetch = false;  // the weights do not stay in L2
+  bool all_panels = false;  // panels: a task is all panels times rows_each rows, its epilogue included
   // panels: tasks of rows_each rows for the first `whole` panels, of tail_each rows for the others
   int64_t whole = 0, rows_each = 0, tail_each = 0, tasks = 0, shared_at = 0;
 };
@@ -237,9 +241,12 @@ class Driver {
       work_ += g.batch * g.n * g.info->contractions * (g.m * (g.k + 32) + (g.batch == 1 ? 2 * g.k : 0));
       if (g.by_rows) continue;
       total_ = g.m;
+      g.all_panels = g.info->whole_rows && g.m >= threads_ * kOwnTasks * kOwnRows &&
+                     g.panels * panel_bytes(g.info->right_type, g.k) * g.info->contractions <= kPanelBudget;
+      for (int c = 0; c < g.info->contractions; ++c) g.all_panels = g.all_panels && g.right[c].packed != nullptr;
       all_panels += g.panels;
       panel_work += g.n * g.info->contractions * (g.m * (g.k + 32) + 16 * g.k);
-      if (g.info->whole_rows) {
+      if (g.info->whole_rows && !g.all_panels) {
         whole_rows_ = true;
         rows_bytes += g.info->contractions * g.panels * g.width * g.item;
       }
@@ -264,7 +271,7 @@ class Driver {
       Group &g = groups_[i];
       if (g.by_rows) continue;
       g.shared_at = shared_at;
-      if (g.info->whole_rows) shared_at += g.info->contractions * g.panels * g.width * g.item * super_;
+      if (g.info->whole_rows && !g.all_panels) shared_at += g.info->contractions * g.panels * g.width * g.item * super_;
       spread(g, all_panels);
       panel_tasks_ += g.tasks;
     }
@@ -300,6 +307,13 @@ class Driver {
   // Cuts a panel group into tasks.
   void spread(Group &g, int64_t all_panels) {
     const int64_t rows = super_;
+    if (g.all_panels) {
+      const int64_t count = round_up((rows + kOwnRows - 1) / kOwnRows, threads_);
+      g.whole = 1;
+      g.rows_each = (rows + count - 1) / count;
+      g.tasks = (rows + g.rows_each - 1) / g.rows_each;
+      return;
+    }
     if (g.panels == 0) return;
     bool packs = false;
     for (int c = 0; c < g.info->contractions; ++c) packs = packs || form(g, g.right[c], rows, 0) == Form::pack;
@@ -486,22 +500,44 @@ class Driver {
     const auto [index, p, begin, end] = tile_of(task, rows);
     if (begin >= end) return;
     const Group &g = groups_[index];
+    if (g.all_panels) return whole_rows_task(g, first + begin, end - begin, left_of(g, first, begin));
     int64_t next_panel = -1;
     if (following >= 0 && g.prefetch) {
       const Tile next = tile_of(following, rows);
       if (next.group == index && next.panel != p) next_panel = next.panel;
     }
-    Rows left[kMaxContractions];
+    const int64_t full = g.panels * g.width;
+    Into into{};
+    if (g.info->whole_rows) into = {shared_rows_ + g.shared_at + begin * full * g.item, super_ * full * g.item};
+    one_panel(g, 0, p, next_panel, left_of(g, first, begin).rows, first + begin, end - begin, super_, into);
+  }
+
+  struct LeftRows {
+    Rows rows[kMaxContractions];
+  };
+
+  LeftRows left_of(const Group &g, int64_t first, int64_t begin) const {
+    LeftRows left;
     for (int c = 0; c < g.info->contractions; ++c) {
       const Left &l = g.left[c];
       if (l.direct) {
-        left[c] = {l.view.at(0, first + begin), l.view.rows.step()};
+        left.rows[c] = {l.view.at(0, first + begin), l.view.rows.step()};
       } else {
         const SharedLeft &s = lefts_[l.shared];
-        left[c] = {shared_left_ + s.at + begin * s.stride * element_bytes(s.as), s.stride};
+        left.rows[c] = {shared_left_ + s.at + begin * s.stride * element_bytes(s.as), s.stride};
       }
     }
-    one_panel(g, 0, p, next_panel, left, first + begin, end - begin, super_, g.info->whole_rows ? begin : -1);
+    return left;
+  }
+
+  // All panels of a few rows, which stay in L2 until their epilogue.
+  void whole_rows_task(const Group &g, int64_t row, int64_t rows, const LeftRows &left) {
+    const int64_t full = g.panels * g.width, each = rows * full * g.item;
+    char *sums = static_cast<char *>(scratch(kRows, g.info->contractions * each));
+    for (int64_t p = 0; p < g.panels; ++p) one_panel(g, 0, p, (p + 1) % g.panels, left.rows, row, rows, super_, {sums, each});
+    void *acc[kMaxContractions];
+    for (int c = 0; c < g.info->contractions; ++c) acc[c] = sums + c * each;
+    g.info->epilogue(tensors_, row, rows, 0, g.n, acc, full, nullptr, 0);
   }
 
   // k in the fewest nearly equal parts of at most `most`, each a multiple of kChain.
@@ -510,9 +546,15 @@ class Driver {
     return parts <= 1 ? k : round_up((k + parts - 1) / parts, kChain);
   }
 
-  // Rows times one panel of each contraction. shared_row < 0: the epilogue follows; else accumulators go to the shared rows.
+  // Where accumulators are kept: whole rows of the first contraction, `each` bytes for those of one. Null: the epilogue follows.
+  struct Into {
+    char *data;
+    int64_t each;
+  };
+
+  // Rows times one panel of each contraction.
   void one_panel(const Group &g, int64_t item, int64_t p, int64_t next_panel, const Rows *left, int64_t row, int64_t rows, int64_t pack_rows,
-                 int64_t shared_row) {
+                 Into into) {
     const int contractions = g.info->contractions;
     const Element e = g.info->right_type;
     const int64_t room_bytes = round_up(panel_bytes(e, g.k), 64), left_bytes = element_bytes(g.kernels.left);
@@ -530,12 +572,11 @@ class Driver {
         if (b[c].kernel == g.kernels.dot) depth = std::min(depth, even_parts(g.k, kDotBytes / left_bytes));
     const bool split = depth < g.k;
 
-    const int64_t full = g.panels * g.width;  // a shared row
-    const int64_t ldc = shared_row >= 0 ? full : g.width;
+    const bool keep = into.data != nullptr;
+    const int64_t ldc = keep ? g.panels * g.width : g.width;
     char *c_base[kMaxContractions];
-    if (shared_row >= 0) {
-      for (int c = 0; c < contractions; ++c)
-        c_base[c] = shared_rows_ + g.shared_at + ((c * super_ + shared_row) * full + p * g.width) * g.item;
+    if (keep) {
+      for (int c = 0; c < contractions; ++c) c_base[c] = into.data + c * into.each + p * g.width * g.item;
     } else {
       const int64_t bytes = (split ? rows : kTileRows) * g.width * g.item;
       char *tile = static_cast<char *>(scratch(kTile, bytes * contractions));
@@ -549,7 +590,7 @@ class Driver {
         const int size = blocks.size(i);
         void *acc[kMaxContractions];
         for (int c = 0; c < contractions; ++c) {
-          acc[c] = c_base[c] + (shared_row >= 0 || split ? at * ldc * g.item : 0);
+          acc[c] = c_base[c] + (keep || split ? at * ldc * g.item : 0);
           const char *from = b[c].data + k0 / b[c].per * b[c].per_k;
           Ahead ahead{};
           if (g.prefetch) {
@@ -565,7 +606,7 @@ class Driver {
           b[c].kernel(k1 - k0, left[c].data + (at * left[c].stride + k0) * left_bytes, left[c].stride, from, b[c].ldb, acc[c], ldc, size,
                       columns, k0 > 0, ahead.from == nullptr ? nullptr : &ahead);
         }
-        if (shared_row < 0 && k1 == g.k)
+        if (!keep && k1 == g.k)
           g.info->epilogue(tensors_, row + at, size, p * g.width, columns, acc, ldc, nullptr, 0);
         at += size;
       }
@@ -577,7 +618,7 @@ class Driver {
   void finish_rows(int64_t first, int64_t begin, int64_t end) {
     for (int i = 0; i < program_.count; ++i) {
       const Group &g = groups_[i];
-      if (g.by_rows || !g.info->whole_rows) continue;
+      if (g.by_rows || !g.info->whole_rows || g.all_panels) continue;
       const int64_t full = g.panels * g.width;
       void *acc[kMaxContractions];
       for (int c = 0; c < g.info->contractions; ++c) acc[c] = shared_rows_ + g.shared_at + (c * super_ + begin) * full * g.item;
@@ -630,7 +671,7 @@ class Driver {
       left_rows(g, item, begin, rows, fed, fed_stride, left);
       const int64_t flat = item * g.m + begin;
       if (columns_first) {
-        for (int64_t p = 0; p < g.panels; ++p) one_panel(g, item, p, -1, left, flat, rows, rows, -1);
+        for (int64_t p = 0; p < g.panels; ++p) one_panel(g, item, p, -1, left, flat, rows, rows, {});
         continue;
       }
       const int64_t full = g.panels * g.width;
