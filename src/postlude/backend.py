@@ -56,7 +56,7 @@ class RegionPass(CustomInferenceAwareGraphPass):
         first = self.first.uuid() if isinstance(self.first, CustomGraphPass) else None
         if self.first is not None and not first:
             return None  # Inductor's sign for "do not cache"
-        return hashlib.sha256(f"{source_digest()}|{self.options.key()}|{first!r}".encode()).hexdigest()
+        return hashlib.sha256(f"{source_digest()}|{self.options.key()}|{runtime.cpp_available()}|{first!r}".encode()).hexdigest()
 
 
 @lru_cache(maxsize=1)
@@ -127,7 +127,8 @@ def _can_compile() -> bool:
 
 def _convolutions(model: GraphModule) -> bool:
     """Whether the graph has convolutions, whose packing by oneDNN is worth more than ours of the linears."""
-    return any("conv" in str(node.target).lower() for node in model.graph.nodes if node.op == "call_function")
+    names = ("conv1d", "conv2d", "conv3d", "conv_transpose", "convolution")
+    return any(name in str(node.target) for node in model.graph.nodes if node.op == "call_function" for name in names)
 
 
 @lru_cache(maxsize=1)

@@ -99,7 +99,7 @@ class Explanation:
         return text.get()
 
 
-def explain(model_or_fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Explanation:
+def explain(model_or_fn: Callable[..., Any], *args: Any, options: dict[str, Any] | None = None, **kwargs: Any) -> Explanation:
     """Compile a model for example inputs and say what became of each of its matrix multiplications.
 
     The model runs once, in the grad mode of the caller: under ``torch.no_grad()`` its inference graph is explained,
@@ -108,21 +108,30 @@ def explain(model_or_fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Expla
     Args:
         model_or_fn: a module or function, not compiled.
         *args: example inputs.
-        **kwargs: example inputs by name. A dict named `options` holds the backend's options; it is not for the model.
+        options: the backend's options.
+        **kwargs: example inputs by name.
 
     Raises:
         Whatever the model raises on these inputs.
     """
     from torch._inductor import config
 
-    options = kwargs.pop("options") if isinstance(kwargs.get("options"), dict) else {}
-    compiled = torch.compile(model_or_fn, backend="postlude", options=options)
+    from postlude.backend import postlude
+
+    def backend(model: torch.fx.GraphModule, inputs: list[Any]) -> Callable[..., Any]:
+        # A backend of its own: what Dynamo compiled for the model before is not taken for this.
+        return postlude(model, inputs, options=options)
+
+    compiled = torch.compile(model_or_fn, backend=backend)
     # A graph from a cache would come without a word about how it was made.
-    with collecting() as collection, config.patch(force_disable_caches=True), warnings.catch_warnings():
+    with (
+        collecting() as collection,
+        config.patch(force_disable_caches=True),
+        torch._dynamo.config.patch(recompile_limit=1 << 16, accumulated_recompile_limit=1 << 16),
+        warnings.catch_warnings(),
+    ):
         warnings.filterwarnings("ignore", message="dynamo_pgo force disabled")
-        torch._dynamo.reset()
         compiled(*args, **kwargs)
-    torch._dynamo.reset()
     regions = []
     for index, (captured, _) in enumerate(collection.graphs):
         prefix = f"graph {index}: " if len(collection.graphs) > 1 else ""

@@ -18,7 +18,8 @@ class Options:
             rounds to the type that eager PyTorch would store there.
         freeze: inference only: weights may be prepacked. A weight that changes is packed anew.
         tune: measure each Region against what Inductor makes of it, and keep the faster.
-        fuse_all: keep every legal Region, also one that is not expected to pay. For tests and for looking at code.
+        fuse_all: keep every legal Region, also one that is not expected to pay, and raise where capture fails. For tests
+            and for looking at code.
     """
 
     rounding: str = "once"
@@ -47,4 +48,4 @@ class Options:
 
     def capture_settings(self) -> Settings:
         """What capture needs to know."""
-        return Settings(eager_rounding=self.rounding == "eager")
+        return Settings(eager_rounding=self.rounding == "eager", strict=self.fuse_all)

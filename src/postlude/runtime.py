@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from postlude.errors import CompilerFailed, CompilerNotFound
+from postlude.errors import CompilerFailed, CompilerNotFound, KernelBuildError, KernelLoadError
 from postlude.ir.region import DTYPE_NAMES
 from postlude.op import region_of
 from postlude.targets import aten
@@ -102,8 +102,11 @@ def _make(device: str, program: str, frozen: tuple[int, ...], constant: bool) ->
     if target_of(device, program) == "cpp":
         from postlude.targets import cpp
 
-        compiled: Kernel = cpp.load(region, frozen, constant)
-        return compiled
+        try:
+            compiled: Kernel = cpp.load(region, frozen, constant)
+            return compiled
+        except (KernelBuildError, KernelLoadError) as error:
+            warnings.warn(f"{error} Until then this kernel is interpreted, which is slow.", stacklevel=2)
     count = len(region.operands)
 
     def interpret(*tensors: Tensor) -> None:

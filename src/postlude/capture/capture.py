@@ -1,5 +1,6 @@
 """The pass over one graph: each GEMM in turn is grown, judged, and put in as one op."""
 
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from math import prod
@@ -8,7 +9,7 @@ import torch
 from torch._inductor.pattern_matcher import stable_topological_sort
 from torch.fx import Graph, Node
 
-from postlude.capture.gemm import Gemm, NotAGemm, recognize
+from postlude.capture.gemm import RESHAPES, Gemm, NotAGemm, recognize
 from postlude.capture.grow import Growth, Settings
 from postlude.capture.rewrite import NotExpressible, Plan, Refused, plan, put_in, read_sizes_from_inputs
 from postlude.ir import Region
@@ -42,9 +43,10 @@ class Captured:
     bytes_saved: int = 0
 
 
-def capture(
-    graph: Graph, settings: Settings, judge: Callable[[Plan, Growth], str | None] = lambda plan, growth: None
-) -> list[Captured]:
+Judge = Callable[[Plan, Growth], "str | None"]
+
+
+def capture(graph: Graph, settings: Settings, judge: Judge = lambda plan, growth: None) -> list[Captured]:
     """Rewrite the graph in place.
 
     Args:
@@ -62,18 +64,21 @@ def capture(
             gemm = recognize(node)
             if gemm is None:
                 continue
-            growth, region_plan = _grow(graph, gemm, settings, done)
-            reason = judge(region_plan, growth)
-            if reason is not None:
-                captured.append(Captured([g.node.name for g in growth.gemms], reason=reason))
-                done.update(g.node for g in growth.gemms)
-                continue
-            record = _record(region_plan, growth)
-            record.node = put_in(graph, region_plan)
-        except (NotAGemm, NotExpressible) as reason:
+            growth, region_plan = _choose(gemm, settings, frozenset(done), judge)
+        except (NotAGemm, NotExpressible, Unwanted) as reason:
             captured.append(Captured([node.name], reason=str(reason)))
             done.add(node)
             continue
+        except Exception as error:
+            if settings.strict:
+                raise
+            # The graph is as it was: the user's model must not fail for a fault of ours.
+            warnings.warn(f"Postlude leaves {node.name} to Inductor: {error!r}. Please report this.", stacklevel=2)
+            captured.append(Captured([node.name], reason=f"a fault in Postlude: {error!r}"))
+            done.add(node)
+            continue
+        record = _record(region_plan, growth)
+        record.node = put_in(graph, region_plan)
         done.update(region_plan.absorbed)
         captured.append(record)
         stable_topological_sort(graph)
@@ -82,22 +87,36 @@ def capture(
     return captured
 
 
-def _grow(graph: Graph, gemm: Gemm, settings: Settings, done: set[Node]) -> tuple[Growth, Plan]:
-    growth, region_plan = _grown([gemm], settings)
-    siblings = [] if gemm.batched else _siblings(graph, growth, done)
+class Unwanted(Exception):
+    """The judge has a reason against a Region."""
+
+
+def _choose(gemm: Gemm, settings: Settings, done: frozenset[Node], judge: Judge) -> tuple[Growth, Plan]:
+    """The GEMM with others of the same input if that is possible and wanted, else alone.
+
+    Raises:
+        NotAGemm, NotExpressible, Unwanted: not alone either.
+    """
+    growth, region_plan = _grown([gemm], settings, done)
+    siblings = [] if gemm.batched else _siblings(growth, done)
     if siblings:
         try:
-            return _grown([gemm, *siblings], settings)
+            wide = _grown([gemm, *siblings], settings, done)
+            if judge(wide[1], wide[0]) is None:
+                return wide
         except (NotAGemm, NotExpressible):
-            pass  # side by side they don't fit into one Region; alone this one does
+            pass  # side by side they don't fit into one Region
+    reason = judge(region_plan, growth)
+    if reason is not None:
+        raise Unwanted(reason)
     return growth, region_plan
 
 
-def _grown(gemms: Sequence[Gemm], settings: Settings) -> tuple[Growth, Plan]:
+def _grown(gemms: Sequence[Gemm], settings: Settings, done: frozenset[Node]) -> tuple[Growth, Plan]:
     """Grow and plan, again without each node that turns out to be needed outside in a form that can't be stored."""
     refused: frozenset[Node] = frozenset()
     while True:
-        growth = Growth(gemms, settings, refused)
+        growth = Growth(gemms, settings, refused, done)
         growth.run()
         try:
             return growth, plan(growth)
@@ -105,11 +124,13 @@ def _grown(gemms: Sequence[Gemm], settings: Settings) -> tuple[Growth, Plan]:
             refused |= {refusal.node}
 
 
-def _siblings(graph: Graph, growth: Growth, done: set[Node]) -> list[Gemm]:
-    """Other GEMMs of the same left side that do not depend on this Region: k and v beside q."""
+def _siblings(growth: Growth, done: frozenset[Node]) -> list[Gemm]:
+    """Other GEMMs of the same left side: k and v beside q. Those that depend on the Region are sorted out by the walk."""
+    left = growth.first.left.node
+    readers = [reader for user in left.users for reader in ((user, *user.users) if user.target in RESHAPES else (user,))]
     siblings: list[Gemm] = []
-    for node in graph.nodes:
-        if node in done or node in growth.values or node in growth.tainted or len(siblings) + 1 == MAX_SIBLINGS:
+    for node in dict.fromkeys(readers):
+        if node in done or node in growth.values or node in growth.tainted or not growth.first.node < node:
             continue
         try:
             gemm = recognize(node)
@@ -117,7 +138,7 @@ def _siblings(graph: Graph, growth: Growth, done: set[Node]) -> list[Gemm]:
             continue
         if gemm and not gemm.batched and gemm.left == growth.first.left:
             siblings.append(gemm)
-    return siblings
+    return siblings[: MAX_SIBLINGS - 1]
 
 
 def _record(region_plan: Plan, growth: Growth) -> Captured:

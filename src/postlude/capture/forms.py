@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 import torch
+import torch._inductor.config
 from torch.fx import Node
 
 from postlude.capture.sizes import is_dense
@@ -41,8 +42,10 @@ class Stop(Exception):
     """A node can't be taken in; the message says why."""
 
 
-def layout_order(value: torch.Tensor, ndim: int) -> tuple[int, ...]:
+def layout_order(value: torch.Tensor, form: Form, batch: int) -> tuple[int, ...]:
     """Order of the dimensions in memory, as a `yield` says it: empty for a plain dense tensor.
+
+    `batch` is the number of the Region's batch dimensions.
 
     Raises:
         Stop: the tensor is not dense in any order that a result can have.
@@ -50,9 +53,10 @@ def layout_order(value: torch.Tensor, ndim: int) -> tuple[int, ...]:
     if is_dense(value.stride(), value.shape, range(value.ndim)):
         return ()
     strides = value.stride()
-    if value.ndim == ndim and all(isinstance(stride, int) for stride in strides):
-        order = tuple(sorted(range(ndim), key=lambda dim: -strides[dim]))
-        if is_dense(value.stride(), value.shape, order) and order[-1] == ndim - 1:
+    has_own_dims = {Form.TILE: value.ndim == batch + 2, Form.COLUMN: value.ndim == batch + 1}.get(form, False)
+    if has_own_dims and all(isinstance(stride, int) for stride in strides):
+        order = tuple(sorted(range(value.ndim), key=lambda dim: -strides[dim]))
+        if is_dense(value.stride(), value.shape, order) and (form is Form.COLUMN or order[-1] == value.ndim - 1):
             return order
     raise Stop("its result is not dense in memory")
 
@@ -62,9 +66,12 @@ def constant_value(node: Node) -> float | None:
     if node.target not in (aten.full.default, aten.scalar_tensor.default):
         return None
     value = node.args[1] if node.target is aten.full.default else node.args[0]
-    dtype = node.meta["val"].dtype
-    # A truth value or an integer would meet other promotion rules than a floating point literal does.
-    return float(value) if isinstance(value, int | float) and dtype.is_floating_point else None
+    made = node.meta["val"]
+    # A truth value or an integer would meet other promotion rules than a floating point literal does, and so would a
+    # float64 tensor that has dimensions.
+    if not isinstance(value, int | float) or not made.dtype.is_floating_point or (made.dtype == torch.float64 and made.ndim):
+        return None
+    return float(torch.tensor(value, dtype=made.dtype).item())
 
 
 def two_constants(node: Node) -> tuple[Node, float, float] | None:
@@ -84,7 +91,11 @@ def check_clone(node: Node) -> None:
         raise Stop("a clone in another memory format")
 
 
-def writes(node: Node) -> bool:
-    """Whether a node changes a tensor in place: nothing may move past it."""
+def must_not_move(node: Node) -> bool:
+    """Whether other nodes may not change places with this one: it writes in place, or draws from the global generator."""
     schema = getattr(node.target, "_schema", None)
-    return schema is not None and schema.is_mutable
+    if schema is not None and schema.is_mutable:
+        return True
+    # Inductor's own random numbers don't depend on the order; those of its fallback do.
+    random = torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())
+    return random and bool(torch._inductor.config.fallback_random)

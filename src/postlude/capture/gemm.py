@@ -218,6 +218,8 @@ def _scaled(node: Node, left: Side, right: Side, batched: bool) -> Gemm:
     alpha, beta = node.kwargs.get("alpha", 1), node.kwargs.get("beta", 1)
     if not isinstance(alpha, int | float) or not isinstance(beta, int | float):
         raise NotAGemm("alpha or beta is symbolic")
+    if alpha == 0:
+        raise NotAGemm("alpha is 0: the product is not computed, so its NaNs don't count")
     # beta = 0 means that the bias is not read: a NaN in it does not count.
     bias = _argument(node, 0) if beta != 0 else None
     return Gemm(node, left, right, batched, bias, float(alpha), float(beta))

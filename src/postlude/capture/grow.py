@@ -10,34 +10,49 @@ as reshapes between a projection's [rows, n] and a module's [batch, length, n] l
 import operator
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from itertools import islice
 from typing import Any
 
 import torch
 from torch.fx import Node
 
-from postlude.capture.forms import LOW, Form, Stop, Value, check_clone, constant_value, layout_order, two_constants, writes
+from postlude.capture.forms import LOW, Form, Stop, Value, check_clone, constant_value, layout_order, must_not_move, two_constants
 from postlude.capture.gemm import ACCUMULATE, RESHAPES, Attention, Gemm, NotAGemm, Side, arguments, batch_of, side_batched
 from postlude.capture.partner import join
 from postlude.capture.program import Program, Source
 from postlude.capture.sizes import Kind, Size, broadcast_kind, same, same_shape
-from postlude.capture.translate import CASTS, ELEMENTWISE, apply, as_type
+from postlude.capture.translate import CASTS, COMPARISONS, ELEMENTWISE, ROUNDED_NUMBERS, apply, as_type
 
 aten = torch.ops.aten
 
 
 @dataclass
 class Settings:
-    """What a user may choose about capture."""
+    """What a user may choose about capture.
+
+    Attributes:
+        eager_rounding: keep every rounding that eager does between ops.
+        strict: raise where a fault of ours would else leave a GEMM to Inductor.
+    """
 
     eager_rounding: bool = False
+    strict: bool = False
 
 
 class Growth:
     """One Region being grown. After `run`, `values` holds the absorbed nodes and `stops` why growth ended where."""
 
-    def __init__(self, gemms: Sequence[Gemm], settings: Settings, refused: frozenset[Node] = frozenset()) -> None:
+    def __init__(
+        self,
+        gemms: Sequence[Gemm],
+        settings: Settings,
+        refused: frozenset[Node] = frozenset(),
+        settled: frozenset[Node] = frozenset(),
+    ) -> None:
         self.settings = settings
         self.refused = refused
+        #: GEMMs that were left to Inductor already, and must stay there.
+        self.settled = settled
         self.roots = {gemm.node: gemm for gemm in gemms}
         self.first = gemms[0]
         self.gemms: list[Gemm] = []
@@ -58,10 +73,26 @@ class Growth:
     def run(self) -> None:
         """Absorb the GEMMs and what follows them."""
         node = self.first.node
-        while node.op != "root" and not writes(node):
+        waiting = set(self.roots)  # nothing else can still be absorbed
+        while waiting and node.op != "root" and not must_not_move(node):
+            known = len(self.values)
             self._visit(node)
             self.visited.add(node)
+            waiting.discard(node)
+            added = [*islice(self.values, known, None), node] if node in self.moments else islice(self.values, known, None)
+            waiting.update(user for member in added for user in member.users if user not in self.visited)
             node = node.next
+
+    def passed(self, node: Node) -> bool:
+        """Whether a node stands before the one that the walk is at, from which on everything is still to be decided."""
+        if node in self.visited:
+            return True
+        before = self.first.node.prev
+        while before.op != "root":
+            if before is node:
+                return True
+            before = before.prev
+        return False
 
     @property
     def absorbed(self) -> list[Node]:
@@ -107,13 +138,13 @@ class Growth:
     def _start(self, gemm: Gemm) -> None:
         try:
             value = self.contract(gemm, self._new_column(gemm.right))
+            self.gemms.append(gemm)
+            if gemm.attention:
+                self._attention(gemm, gemm.attention, value)
+            else:
+                self.take(gemm.node, value, Form.TILE)
         except Stop as stop:
             raise NotAGemm(str(stop)) from None
-        self.gemms.append(gemm)
-        if gemm.attention:
-            self._attention(gemm, gemm.attention, value)
-        else:
-            self.take(gemm.node, value, Form.TILE)
 
     def _new_column(self, right: Side) -> str:
         column = self.program.axis("n")
@@ -170,7 +201,7 @@ class Growth:
     def take(self, node: Node, name: str, form: Form) -> None:
         """Let value `name` stand for the node."""
         value = node.meta["val"]
-        layout_order(value, len(self.batch) + 2)
+        layout_order(value, form, len(self.batch))
         if self.settings.eager_rounding and value.dtype in LOW:
             name = self.program.round(value.dtype, name)
         self.values[node] = Value(name, form)
@@ -225,13 +256,15 @@ class Growth:
         def resolve(argument: Any) -> Any:
             if isinstance(argument, Node):
                 if argument in self.values:
-                    return self.values[argument].name
+                    return self._as_eager_compares(node, argument)
                 if not isinstance(argument.meta.get("val"), torch.Tensor):
                     raise Stop(f"{_name(node)} takes a symbolic number")
                 if form is Form.TILE:
                     return self._external(argument, shape, column)
                 return self._external_column(argument, shape, form)
-            if isinstance(argument, bool | int | float | str | None):
+            if isinstance(argument, int | float) and not isinstance(argument, bool):
+                return self._as_eager_rounds(node, argument)
+            if isinstance(argument, bool | str | None):
                 return argument
             raise Stop(f"{_name(node)} takes an argument {argument!r}")
 
@@ -242,8 +275,26 @@ class Growth:
             name = ELEMENTWISE[node.target](self.program, *arguments, **keywords)
         except TypeError:
             raise Stop(f"{_name(node)} has arguments that the epilogue's op has not") from None
-        assert name is not None
+        if len(self.program.origins[name]) > 1:
+            raise Stop(f"{_name(node)} joins a reduction over one result's columns with another result")
         self.take(node, as_type(self.program, name, wanted), form)
+
+    def _as_eager_compares(self, node: Node, argument: Node) -> str:
+        """A value of the Region as an input: comparisons see what eager would have stored."""
+        name, dtype = self.values[argument].name, argument.meta["val"].dtype
+        with_zero = any(isinstance(a, int | float) and a == 0 for a in node.args)
+        if node.target in COMPARISONS and dtype in LOW and not with_zero:
+            return self.program.round(dtype, name)
+        return name
+
+    def _as_eager_rounds(self, node: Node, number: float) -> float:
+        """A Python number as an input: eager rounds it to the tensors' type in comparisons, and in other ops that jump."""
+        dtypes = {n.meta["val"].dtype for n in node.all_input_nodes if isinstance(n.meta.get("val"), torch.Tensor)}
+        low = dtypes - {torch.bool}
+        counts = node.target in COMPARISONS or (self.settings.eager_rounding and node.target in ROUNDED_NUMBERS)
+        if not counts or len(low) != 1 or not low <= set(LOW):
+            return number
+        return float(torch.tensor(number, dtype=low.pop()).item())
 
     def _common_form(self, node: Node, shape: Sequence[Size], inside: Sequence[tuple[Node, Value]]) -> Form:
         """The form of an elementwise node's result, if all of the Region's values in it fit together."""
@@ -285,8 +336,8 @@ class Growth:
         if not (dtype in LOW or dtype in (self.program.accumulate, torch.bool)):
             raise Stop(f"a conversion to {dtype}")
         name = as_type(self.program, value.name, "bool" if dtype == torch.bool else "float")
-        if dtype in LOW and source.meta["val"].dtype not in LOW and len(source.users) > 1:
-            # Someone also reads the exact value: the rounded one may be meant to differ from it (high and low parts).
+        if dtype in LOW and source.meta["val"].dtype not in LOW:
+            # An explicit rounding may be what is meant: the low part of a number is what it leaves.
             name = self.program.round(dtype, name)
         self.take(node, name, value.form)
 
@@ -330,7 +381,7 @@ class Growth:
         whole = self.program.batched and same_shape(shape[:-1], self.rows)
         if value.form is not Form.TILE or not whole or dims[-1] != len(shape) - 1:
             raise Stop("permute moves the columns")
-        if layout_order(source.meta["val"], len(shape)):
+        if layout_order(source.meta["val"], Form.TILE, len(self.batch)):
             raise Stop("permute of a result that lies in another order already")
         self.values[node] = Value(value.name, Form.PERMUTED, dims)
 

@@ -30,10 +30,14 @@ def join(growth: "Growth", node: Node, shape: Sequence[Size], column: str) -> st
     if gemm is None:
         return None
     chain = _from(gemm.node, between)
+    if node not in (gemm.node, *chain):
+        return None  # something that is not elementwise stands between them
     early = _visited_users([gemm.node, *chain], growth)
     if any(_reads(source.node, early) for source in growth.program.sources):
         return None  # the Region already reads something that is computed from this GEMM elsewhere
     before = growth.mark()
+    added = early - growth.tainted
+    growth.tainted |= added
     try:
         value = growth.contract(gemm, column)
         growth.gemms.append(gemm)
@@ -44,8 +48,8 @@ def join(growth: "Growth", node: Node, shape: Sequence[Size], column: str) -> st
             raise Stop("its form is another")
     except Stop:
         growth.roll_back(before)
+        growth.tainted -= added
         return None
-    growth.tainted |= early
     return growth.values[node].name
 
 
@@ -65,7 +69,7 @@ def _behind(growth: "Growth", node: Node) -> set[Node]:
 
 def _gemm(growth: "Growth", nodes: set[Node], column: str) -> Gemm | None:
     """A GEMM among the nodes that has the Region's left side and width."""
-    for node in nodes:
+    for node in nodes - growth.settled:
         try:
             gemm = recognize(node)
         except NotAGemm:
@@ -119,7 +123,7 @@ def _visited_users(nodes: Sequence[Node], growth: "Growth") -> set[Node]:
     stack = list(nodes)
     while stack:
         for user in stack.pop().users:
-            if user in growth.visited and user not in users and user not in nodes and user not in growth.values:
+            if growth.passed(user) and user not in users and user not in nodes and user not in growth.values:
                 users.add(user)
                 stack.append(user)
     return users

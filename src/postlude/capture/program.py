@@ -35,6 +35,8 @@ class Program:
         self.sources: list[Source] = []
         self.body: list[Statement] = []
         self.types: dict[str, Type] = {}
+        #: The column axes whose contractions a value depends on, through reductions too.
+        self.origins: dict[str, frozenset[str]] = {}
         self._count = 0
         self._known: dict[object, str] = {}
         self._axes: dict[str, int] = {}
@@ -60,6 +62,7 @@ class Program:
             self.sources.append(source)
             ordered = tuple(a for a in ROW_AXES if a in axes) + tuple(a for a in axes if a not in ROW_AXES)
             self.types[name] = Type(ordered, "bool" if dtype == torch.bool else "float")
+            self.origins[name] = frozenset()
             self._known[key] = name
         return self._known[key]
 
@@ -67,6 +70,7 @@ class Program:
         """Append a contraction; `column` is the right side's column axis."""
         name = self._fresh()
         self.types[name] = Type((*self.rows, column), "float")
+        self.origins[name] = frozenset((column,))
         self.body.append(Contract(name, left, right, self.accumulate))
         return name
 
@@ -85,6 +89,10 @@ class Program:
     def round(self, dtype: torch.dtype, value: str) -> str:
         """Append a rounding to `dtype`."""
         return self._append(Round(self._fresh(), dtype, value), self.types[value])
+
+    def unrounded(self, value: str, dtype: torch.dtype) -> str:
+        """The value before a rounding to `dtype`, for a result that rounds to it anyway."""
+        return next((s.input for s in self.body if s.name == value and isinstance(s, Round) and s.dtype == dtype), value)
 
     def const(self, value: float) -> str:
         """Append a literal."""
@@ -108,6 +116,7 @@ class Program:
 
     def _append(self, statement: Statement, type: Type) -> str:
         self.types[statement.name] = type
+        self.origins[statement.name] = frozenset().union(*(self.origins[name] for name in statement.inputs))
         self.body.append(statement)
         return statement.name
 

@@ -62,10 +62,13 @@ def plan(growth: Growth) -> Plan:
     """Decide the results and bring the Region to its normal form.
 
     Raises:
-        NotExpressible: there are more results than the op has overloads for, or none.
+        NotExpressible: nothing of it is used, or the Region is none.
         Refused: a node must stay outside.
     """
     absorbed = set(growth.absorbed)
+    for node in growth.moments:
+        if node in growth.roots and node not in absorbed:
+            raise NotExpressible("its log-sum-exp is needed in a form that a Region can't store")
     results: dict[Yield, list[Node]] = {}
     permutations: dict[Node, tuple[int, ...]] = {}
     for node, value in growth.values.items():
@@ -78,16 +81,37 @@ def plan(growth: Growth) -> Plan:
             permutations[node] = value.permutation
             order = value.permutation if value.copied else ()
         else:
-            order = layout_order(node.meta["val"], len(growth.batch) + 2)
-        results.setdefault(Yield(axes, node.meta["val"].dtype, value.name, order), []).append(node)
+            order = layout_order(node.meta["val"], value.form, len(growth.batch))
+        dtype = node.meta["val"].dtype
+        name = growth.program.unrounded(value.name, dtype)
+        results.setdefault(Yield(axes, dtype, name, order), []).append(node)
     if not results:
         raise NotExpressible("nothing of it is used")
     if len(results) > MAX_RESULTS:
-        raise NotExpressible(f"it would have {len(results)} results, more than {MAX_RESULTS}")
+        last = list(results.values())[-1][0]
+        if last in growth.roots:
+            raise NotExpressible(f"it would have more than {MAX_RESULTS} results")
+        raise Refused(last)
+    if _reads_itself(growth, absorbed):
+        raise NotExpressible("it would read what is computed from its own results")
     region, origin = normalize(growth.program.region(tuple(results)))
     verify(region)
     sources = tuple(growth.program.sources[index] for index in origin)
     return Plan(region, sources, tuple(map(tuple, results.values())), tuple(growth.absorbed), permutations)
+
+
+def _reads_itself(growth: Growth, absorbed: set[Node]) -> bool:
+    """Whether an operand depends on an absorbed node. Growth rules it out; a cycle would be found too late."""
+    seen: set[Node] = set()
+    stack = [source.node for source in growth.program.sources]
+    while stack:
+        node = stack.pop()
+        if node in absorbed:
+            return True
+        if node not in seen:
+            seen.add(node)
+            stack.extend(node.all_input_nodes)
+    return False
 
 
 def put_in(graph: Graph, plan: Plan) -> Node:

@@ -55,6 +55,8 @@ def broadcast_kind(shape: Sequence[Size], target: Sequence[Size]) -> Kind | None
 
 def is_dense(strides: Sequence[Size], shape: Sequence[Size], order: Sequence[int]) -> bool:
     """Whether the strides are those of a dense tensor with its dimensions in `order`; sizes of 1 may have any stride."""
+    if any(same(size, 0) for size in shape):
+        return True  # nothing lies in memory
     step: Any = 1
     for dim in reversed(order):
         if not same(shape[dim], 1) and not same(strides[dim], step):

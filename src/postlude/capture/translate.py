@@ -11,10 +11,11 @@ from typing import Any
 
 import torch
 
+from postlude.capture.forms import Stop
 from postlude.capture.program import Program
 from postlude.ir import OPS
 
-Rule = Callable[..., "str | None"]
+Rule = Callable[..., str]
 
 aten = torch.ops.aten
 prims = torch.ops.prims
@@ -52,8 +53,11 @@ def _scaled(op: str, *, reverse: bool = False) -> Rule:
 
 
 def _divide(p: Program, a: Any, b: Any, rounding_mode: str | None = None) -> str:
+    if rounding_mode == "floor":
+        # floor(a / b) is off by one where a / b rounds up to an integer.
+        raise Stop("floor division")
     quotient = apply(p, "div", a, b)
-    return quotient if rounding_mode is None else apply(p, {"floor": "floor", "trunc": "trunc"}[rounding_mode], quotient)
+    return quotient if rounding_mode is None else apply(p, "trunc", quotient)
 
 
 _POWERS: dict[float, Callable[[Program, str], str]] = {
@@ -141,11 +145,11 @@ def _masked_fill(p: Program, x: Any, mask: Any, value: Any) -> str:
 
 
 def _addcmul(p: Program, x: Any, a: Any, b: Any, value: Any = 1) -> str:
-    return _scaled("add")(p, x, apply(p, "mul", a, b), value) or ""
+    return _scaled("add")(p, x, apply(p, "mul", a, b), value)
 
 
 def _addcdiv(p: Program, x: Any, a: Any, b: Any, value: Any = 1) -> str:
-    return _scaled("add")(p, x, apply(p, "div", a, b), value) or ""
+    return _scaled("add")(p, x, apply(p, "div", a, b), value)
 
 
 _COMPOSED: dict[Any, Rule] = {
@@ -197,6 +201,28 @@ def _from_ops_table() -> dict[Any, Rule]:
 
 #: Rule of every elementwise overload that a Region can absorb. Composed rules win over the ops table's.
 ELEMENTWISE: dict[Any, Rule] = {**_from_ops_table(), **_COMPOSED}
+
+#: Overloads whose value jumps where their inputs change by a rounding: there the types that eager rounds to count.
+COMPARISONS = frozenset(
+    getattr(getattr(aten, packet), name)
+    for op in OPS.values()
+    if op.result == "bool" and "float" in op.inputs
+    for packet, _, name in (overload.partition(".") for overload in op.aten)
+)
+
+#: Overloads that eager computes with Python numbers rounded to the tensor's type first.
+ROUNDED_NUMBERS = COMPARISONS | {
+    aten.maximum.default,
+    aten.minimum.default,
+    aten.clamp.default,
+    aten.clamp_min.default,
+    aten.clamp_max.default,
+    aten.fmod.Scalar,
+    aten.remainder.Scalar,
+    aten.where.ScalarOther,
+    aten.where.ScalarSelf,
+    aten.masked_fill.Scalar,
+}
 
 #: Overloads that only change a tensor's type.
 CASTS = (prims.convert_element_type.default, aten._to_copy.default)

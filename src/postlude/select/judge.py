@@ -2,6 +2,8 @@
 
 from collections.abc import Callable
 
+import torch
+
 from postlude import runtime
 from postlude.capture.grow import Growth
 from postlude.capture.rewrite import Plan
@@ -37,7 +39,7 @@ def judge_for(options: Options) -> Judge:
 
 
 def _measured(plan: Plan, growth: Growth) -> str | None:
-    key = (to_text(plan.region), tuple(_description(source.node.meta["val"]) for source in plan.sources))
+    key = (to_text(plan.region), torch.get_num_threads(), tuple(_description(source.node.meta["val"]) for source in plan.sources))
     if key not in _timings:
         _timings[key] = measure(plan, growth)
     timing = _timings[key]
