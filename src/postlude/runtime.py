@@ -71,11 +71,11 @@ def source(device: str, program: str) -> str:
 
 def reset() -> None:
     """Forget all kernels that were looked up, all packed weights, and whether there was a compiler."""
-    if freeze := sys.modules.get("postlude.targets.cpp.freeze"):
-        freeze.release()
     with _lock:
         _kernels.clear()
         _available.clear()
+    if freeze := sys.modules.get("postlude.targets.cpp.freeze"):
+        freeze.release()
 
 
 _available: list[bool] = []

@@ -208,3 +208,84 @@ def test_a_fault_of_ours_does_not_reach_the_user(monkeypatch: pytest.MonkeyPatch
         module, found = captured(lambda x, w: torch.relu(x @ w), x, w)
     assert "a fault" in found[0].reason
     torch.testing.assert_close(module(x, w), torch.relu(x @ w))
+
+
+COPIES: dict[str, Callable[[Tensor], tuple[Tensor, ...]]] = {
+    "clone": lambda y: (y, y.clone()),
+    "clone of a view": lambda y: (y, y[None].clone()),
+    "view of the source": lambda y: (y.view(-1), y.clone()),
+    "reshaped rows": lambda y: (y.view(5, 1, 6), y.view(5, 1, 6).clone()),
+    "view of a clone": lambda y: (y, y.clone().view(-1)),
+    "power of one": lambda y: (y, y**1),
+    "column": lambda y: (s := y.sum(-1), s.clone()),
+}
+
+
+@pytest.mark.parametrize("copies", COPIES)
+def test_copies_have_memory_of_their_own(copies: str, tensors: Make) -> None:
+    torch._dynamo.reset()
+    compiled = torch.compile(lambda x, w: COPIES[copies](torch.relu(x @ w)), backend="postlude", options={"fuse_all": True})
+    x, w = tensors((5, 7), (7, 6))
+    first, second = compiled(x, w)
+    expected = second.clone()
+    first.fill_(7)
+    assert torch.equal(second, expected)
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x, a, b: F.cosine_similarity(x @ a, x @ b, dim=-1),
+        lambda x, a, b: F.normalize(x @ a, dim=-1) * F.normalize(x @ b, dim=-1),
+        lambda x, a, b: F.silu(x @ b) * F.rms_norm(x @ a, (6,)),
+        lambda x, a, b: F.kl_div((x @ a).log_softmax(-1), (x @ b).softmax(-1), reduction="none").sum(-1),
+        lambda x, a, b: (x @ a) * (x @ b).sin().cos().sin().cos().sin().cos().sin().cos().sin().cos() * (x @ b).relu().cumsum(0),
+    ],
+)
+def test_gates_of_normalised_projections(function: Callable[..., Tensor], tensors: Make) -> None:
+    same(function, tensors((5, 7), (7, 6), (7, 6)))
+
+
+def test_long_gate_that_multiplies_on_its_way(tensors: Make) -> None:
+    def function(x: Tensor, a: Tensor, b: Tensor) -> Tensor:
+        first, other = x @ a, x @ b
+        gate = other
+        for _ in range(20):
+            gate = torch.tanh(gate) * 0.5 + other * 0.1
+        return first * gate
+
+    same(function, tensors((5, 7), (7, 6), (7, 6)))
+
+
+@pytest.mark.parametrize(
+    ("function", "shapes"),
+    [
+        (lambda x, w: (x @ w).view(7, 0).sum(-1), ((3, 4), (4, 0))),
+        (lambda q, k: torch.softmax(q @ k.mT, -1) @ k, ((2, 0, 8), (2, 5, 8))),
+        (lambda q, k: torch.softmax(q @ k.mT, -1) @ k, ((2, 5, 8), (2, 0, 8))),
+    ],
+)
+def test_views_and_attention_without_elements(
+    function: Callable[..., Tensor], shapes: tuple[tuple[int, ...], ...], tensors: Make
+) -> None:
+    same(function, tensors(*shapes))
+
+
+def test_unbacked_width(tensors: Make) -> None:
+    torch._dynamo.reset()
+    x, w = tensors((5, 7), (7, 6))
+    torch._dynamo.decorators.mark_unbacked(w, 1)
+    compiled = torch.compile(
+        lambda x, w: torch.relu(x @ w).softmax(-1), backend="postlude", fullgraph=True, options={"fuse_all": True}
+    )
+    torch.testing.assert_close(compiled(x, w), torch.relu(x @ w).softmax(-1))
+
+
+def test_program_too_large_for_a_kernel_is_left_to_inductor(tensors: Make) -> None:
+    def function(x: Tensor, w: Tensor) -> Tensor:
+        values = [torch.sin(x @ w * (i + 1.0)) for i in range(34)]
+        return torch.stack([v / v.sum(-1, keepdim=True) for v in values]).sum(0)
+
+    torch._dynamo.reset()
+    x, w = tensors((5, 7), (7, 6))
+    torch.testing.assert_close(torch.compile(function, backend="postlude")(x, w), function(x, w), rtol=1e-3, atol=1e-3)

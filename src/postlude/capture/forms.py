@@ -29,11 +29,13 @@ class Form(Enum):
 class Value:
     """The Region's value of a node.
 
+    `memory` is the node that made the memory which eager would have it in: views share their source's, a copy has its own.
     `permutation` is that of a permuted tile; `copied` says that the node is dense in its own, permuted dimensions.
     """
 
     name: str
     form: Form
+    memory: Node
     permutation: tuple[int, ...] = ()
     copied: bool = False
 

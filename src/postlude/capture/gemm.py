@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch.fx import Node
 
-from postlude.capture.sizes import Size, is_dense, same, same_shape
+from postlude.capture.sizes import Size, is_dense, same_rows, same_shape
 
 aten = torch.ops.aten
 
@@ -133,7 +133,7 @@ def left_2d(node: Node) -> Side:
         inner = _argument(source, 0)
         value = inner.meta["val"]
         dense = is_dense(value.stride(), value.shape, range(value.ndim))
-        if value.ndim >= 2 and same(value.shape[-1], side.shape[-1]) and dense:
+        if value.ndim >= 2 and same_rows(value.shape, side.shape) and dense:
             return Side(inner, False)
     return side
 
@@ -144,7 +144,7 @@ def side_batched(node: Node) -> Side:
     if source.target in RESHAPES:
         inner = _through_copies(_argument(source, 0))
         shape, flat = inner.meta["val"].shape, source.meta["val"].shape
-        if len(shape) > 3 and same_shape(shape[-2:], flat[-2:]):
+        if len(shape) > 3 and same_shape(shape[-2:], flat[-2:]) and same_rows(shape, flat):
             source = inner
     ndim = source.meta["val"].ndim
     swap = [*range(ndim - 2), ndim - 1, ndim - 2]

@@ -20,7 +20,7 @@ from postlude.capture.forms import LOW, Form, Stop, Value, check_clone, constant
 from postlude.capture.gemm import ACCUMULATE, RESHAPES, Attention, Gemm, NotAGemm, Side, arguments, batch_of, side_batched
 from postlude.capture.partner import join
 from postlude.capture.program import Program, Source
-from postlude.capture.sizes import Kind, Size, broadcast_kind, same, same_shape
+from postlude.capture.sizes import Kind, Size, broadcast_kind, same, same_rows, same_shape
 from postlude.capture.translate import CASTS, COMPARISONS, ELEMENTWISE, ROUNDED_NUMBERS, apply, as_type
 
 aten = torch.ops.aten
@@ -198,13 +198,13 @@ class Growth:
 
     # Taking in one node.
 
-    def take(self, node: Node, name: str, form: Form) -> None:
+    def take(self, node: Node, name: str, form: Form, memory: Node | None = None) -> None:
         """Let value `name` stand for the node."""
         value = node.meta["val"]
         layout_order(value, form, len(self.batch))
         if self.settings.eager_rounding and value.dtype in LOW:
             name = self.program.round(value.dtype, name)
-        self.values[node] = Value(name, form)
+        self.values[node] = Value(name, form, memory or node)
 
     def absorb(self, node: Node) -> None:
         """Compute the node in the Region.
@@ -350,7 +350,7 @@ class Growth:
         if value.form is Form.PERMUTED:
             if node.target is not aten.clone.default or node.kwargs.get("memory_format") is not torch.contiguous_format:
                 raise Stop(f"{_name(node)} of permuted dimensions")
-            self.values[node] = replace(value, copied=True)
+            self.values[node] = replace(value, copied=True, memory=node)
             return
         if node.target is aten.expand.default:
             form = value.form
@@ -358,20 +358,21 @@ class Growth:
                 kept = value.form is Form.COLUMN_KEPT and same_shape(before[:-1], after[:-1])
                 if not kept or not any(same(after[-1], width) for width in self.widths.values()):
                     raise Stop("expand repeats a result of the Region")
-                self.values[node] = Value(value.name, Form.REPEATED)
+                self.values[node] = Value(value.name, Form.REPEATED, value.memory)
                 return
         elif value.form is Form.REPEATED:
             raise Stop(f"{_name(node)} of a repeated value")
         elif value.form is Form.TILE:
-            # In row-major order the same last dimension means the same rows.
-            if not after or not same(before[-1], after[-1]):
+            if not same_rows(before, after):
                 raise Stop(f"{_name(node)} splits or joins the columns")
             form = Form.TILE
         else:
             form = Form.COLUMN_KEPT if after and same(after[-1], 1) else Form.COLUMN
         if node.target is aten.clone.default:
             check_clone(node)
-        self.take(node, value.name, form)
+            self.take(node, value.name, form)
+        else:
+            self.take(node, value.name, form, value.memory)
 
     def _permute(self, node: Node) -> None:
         """Heads back beside each other: a result may be stored in another order of its dimensions."""
@@ -383,7 +384,7 @@ class Growth:
             raise Stop("permute moves the columns")
         if layout_order(source.meta["val"], Form.TILE, len(self.batch)):
             raise Stop("permute of a result that lies in another order already")
-        self.values[node] = Value(value.name, Form.PERMUTED, dims)
+        self.values[node] = Value(value.name, Form.PERMUTED, value.memory, dims)
 
     def _reduction(self, node: Node) -> None:
         source = node.args[0]

@@ -46,6 +46,8 @@ def join(growth: "Growth", node: Node, shape: Sequence[Size], column: str) -> st
             growth.absorb(inner)
         if growth.values[node].form is not Form.TILE:
             raise Stop("its form is another")
+        if any(_reads(source.node, early) for source in growth.program.sources):
+            raise Stop("what stands between them reads something that is computed from the GEMM elsewhere")
     except Stop:
         growth.roll_back(before)
         growth.tainted -= added

@@ -40,7 +40,8 @@ class Refused(Exception):
 class Plan:
     """A Region ready to be put in: the normal form, the source of each operand, and the nodes each result stands for.
 
-    `permutations` are those of the nodes whose dimensions are another order of their result's.
+    `permutations` are those of the nodes whose dimensions are another order of their result's. `memory` says which nodes of
+    a result share memory in eager: those with another entry than the first get a copy.
     """
 
     region: Region
@@ -48,6 +49,7 @@ class Plan:
     results: tuple[tuple[Node, ...], ...]
     absorbed: tuple[Node, ...]
     permutations: dict[Node, tuple[int, ...]]
+    memory: dict[Node, Node]
 
     def weights(self, kind: str) -> tuple[int, ...]:
         """Right operands that come into the graph from outside: the only ones that may stay the same between calls.
@@ -97,7 +99,8 @@ def plan(growth: Growth) -> Plan:
     region, origin = normalize(growth.program.region(tuple(results)))
     verify(region)
     sources = tuple(growth.program.sources[index] for index in origin)
-    return Plan(region, sources, tuple(map(tuple, results.values())), tuple(growth.absorbed), permutations)
+    memory = {node: growth.values[node].memory for nodes in results.values() for node in nodes}
+    return Plan(region, sources, tuple(map(tuple, results.values())), tuple(growth.absorbed), permutations, memory)
 
 
 def _reads_itself(growth: Growth, absorbed: set[Node]) -> bool:
@@ -138,13 +141,17 @@ def put_in(graph: Graph, plan: Plan) -> Node:
         many = len(plan.results) > 1
         for index, nodes in enumerate(plan.results):
             result = _call(graph, operator.getitem, call, index) if many else call
+            if nodes[0] not in plan.permutations:
+                # By the storages of fake values Inductor knows which nodes share memory: keep the original's.
+                result.meta["val"] = nodes[0].meta["val"].reshape(result.meta["val"].shape)
+            copies: dict[Node, Node] = {}  # first replacement in each memory
             for node in nodes:
-                replacement = result
-                if node in plan.permutations:
-                    replacement = _call(graph, aten.permute.default, result, list(plan.permutations[node]))
-                elif not same_shape(node.meta["val"].shape, result.meta["val"].shape):
-                    shape = [sizes.node(size) for size in node.meta["val"].shape]
-                    replacement = _call(graph, aten.reshape.default, result, shape)
+                memory = plan.memory[node]
+                replacement = _shaped(graph, copies.get(memory, result), node, plan, sizes)
+                if copies and memory not in copies:
+                    replacement = _call(graph, aten.clone.default, replacement)
+                copies.setdefault(memory, replacement)
+                replacement.meta["val"] = node.meta["val"]
                 node.replace_all_uses_with(
                     replacement, delete_user_cb=lambda user: user not in plan.absorbed, propagate_meta=False
                 )
@@ -152,6 +159,15 @@ def put_in(graph: Graph, plan: Plan) -> Node:
     for node in sorted(plan.absorbed, key=positions.__getitem__, reverse=True):
         graph.erase_node(node)
     return call
+
+
+def _shaped(graph: Graph, source: Node, node: Node, plan: Plan, sizes: "SizeNodes") -> Node:
+    """`source` in the dimensions of `node`."""
+    if node in plan.permutations:
+        return _call(graph, aten.permute.default, source, list(plan.permutations[node]))
+    if same_shape(node.meta["val"].shape, source.meta["val"].shape):
+        return source
+    return _call(graph, aten.reshape.default, source, [sizes.node(size) for size in node.meta["val"].shape])
 
 
 def _operand(graph: Graph, source: Source, sizes: "SizeNodes") -> Node:

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from enum import Enum
+from math import prod
 from typing import Any
 
 import torch
@@ -55,11 +56,17 @@ def broadcast_kind(shape: Sequence[Size], target: Sequence[Size]) -> Kind | None
 
 def is_dense(strides: Sequence[Size], shape: Sequence[Size], order: Sequence[int]) -> bool:
     """Whether the strides are those of a dense tensor with its dimensions in `order`; sizes of 1 may have any stride."""
-    if any(same(size, 0) for size in shape):
-        return True  # nothing lies in memory
     step: Any = 1
     for dim in reversed(order):
         if not same(shape[dim], 1) and not same(strides[dim], step):
             return False
-        step = step * shape[dim]
+        step = step * torch.sym_max(shape[dim], 1)  # a size of 0 counts as 1
     return True
+
+
+def same_rows(a: Sequence[Size], b: Sequence[Size]) -> bool:
+    """Whether two shapes of the same elements have the same last dimension and so, in row-major order, the same rows."""
+    if not a or not b or not same(a[-1], b[-1]):
+        return False
+    # With no columns, the number of elements says nothing about the rows.
+    return statically_known_true(a[-1] != 0) or same(prod(a[:-1]), prod(b[:-1]))

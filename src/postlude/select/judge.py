@@ -27,12 +27,12 @@ def judge_for(options: Options) -> Judge:
         device = growth.first.left.node.meta["val"].device.type
         if device not in DEVICES:
             return f"no target of this version compiles for {device}"
+        if runtime.cpp_available() and (reason := cpp.unsupported(plan.region)):
+            return reason
         if options.fuse_all:
             return None
         if not runtime.cpp_available():
             return "there is no C++ compiler"
-        if reason := cpp.unsupported(plan.region):
-            return reason
         return _measured(plan, growth) if options.tune else _expected(plan, growth)
 
     return judge

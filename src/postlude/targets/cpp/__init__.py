@@ -9,14 +9,20 @@ launcher.py    shared object -> callable
 freeze.py      weights packed ahead of time, never stale
 """
 
+from functools import lru_cache
 from typing import Any
 
 from postlude.ir import Region
 from postlude.ir.region import DTYPE_NAMES
 
 
+@lru_cache(maxsize=1024)
 def source(region: Region) -> str:
-    """The C++ source of a Region's kernel."""
+    """The C++ source of a Region's kernel.
+
+    Raises:
+        UnsupportedRegion: this target has no kernel of its form.
+    """
     from postlude.targets.cpp.codegen import generate
 
     return generate(region)
@@ -24,9 +30,13 @@ def source(region: Region) -> str:
 
 def unsupported(region: Region) -> str | None:
     """Why this target has no kernel for a Region, or None."""
-    from postlude.targets.cpp.codegen import supported
+    from postlude.targets.cpp.codegen import UnsupportedRegion
 
-    return supported(region)
+    try:
+        source(region)
+    except UnsupportedRegion as error:
+        return str(error)
+    return None
 
 
 def submit(region: Region) -> None:

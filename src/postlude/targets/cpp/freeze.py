@@ -43,6 +43,7 @@ import os
 import threading
 import time
 import weakref
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
@@ -139,7 +140,8 @@ def release() -> int:
         for weight in weights:
             count += _forget(weight)
             if storage := weight.watch():
-                storage.data_ptr()  # the last holder of the memory: this makes it an ordinary storage, without a copy
+                with suppress(RuntimeError):  # torch can't make a storage ordinary that was resized while it was shared
+                    storage.data_ptr()  # the last holder of the memory: this makes it an ordinary storage, without a copy
     return count
 
 
