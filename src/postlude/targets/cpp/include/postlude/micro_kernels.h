@@ -32,7 +32,18 @@ struct Ahead {
 using MicroKernel = void (*)(int64_t k, const void *a, int64_t lda, const void *b, int64_t ldb, void *c, int64_t ldc, int rows,
                              int columns, bool accumulate, const Ahead *ahead);
 
-constexpr int64_t kChain = 256;  // additions in one accumulator before its sum moves to c
+constexpr int64_t kChain = 256;  // at most so many additions in one accumulator before its sum moves to c
+
+// k in nearly equal chains. Two at least beyond half a chain in float32: one chain of 256 has 1.4 times the error of MKL's sums,
+// two of 128 as much as MKL's.
+template <class Step>
+POSTLUDE_INLINE int64_t chain_length(int64_t k) {
+  constexpr int64_t most = kChain * Step::step, unit = 16 * Step::step;
+  constexpr bool exact = Step::step == 1 && sizeof(typename Step::Compute) == 4;
+  int64_t parts = (k + most - 1) / most;
+  if (exact && parts == 1 && k > most / 2) parts = 2;
+  return parts <= 1 ? k : ((k + parts - 1) / parts + unit - 1) / unit * unit;
+}
 
 // What lies there need not exist.
 POSTLUDE_INLINE void prefetch(uintptr_t p) { __builtin_prefetch(reinterpret_cast<const void *>(p)); }
@@ -166,9 +177,10 @@ void outer_tile(const OuterCall<Step> &call) {
   };
   typename Step::Compute *c = call.c;
   bool accumulate = call.accumulate;
+  const int64_t chain = chain_length<Step>(k);
   int64_t begin = 0;
   do {
-    const int64_t end = k - begin > kChain * Step::step ? begin + kChain * Step::step : k;
+    const int64_t end = k - begin > chain ? begin + chain : k;
     V acc[R][N] = {};
     const typename Step::Left *rows[R];
     POSTLUDE_UNROLL for (int r = 0; r < R; ++r) rows[r] = call.a + r * call.lda;
