@@ -71,7 +71,9 @@ def main() -> None:
             for m in ROWS:
                 x, residual = torch.randn(m, k).to(dtype), torch.randn(m, n).to(dtype)
                 with torch.no_grad():
-                    timings = measured({name: lambda f=f, x=x, residual=residual: f(x, residual) for name, f in modes.items()}, options)
+                    timings = measured(
+                        {name: lambda f=f, x=x, residual=residual: f(x, residual) for name, f in modes.items()}, options
+                    )
                 best = min(timings["inductor"].median, timings["eager"].median)
                 ratio = best / timings["postlude"].median
                 spread = max(t.spread for t in timings.values())

@@ -227,7 +227,8 @@ def test_a_pass_of_the_users_own_still_runs() -> None:
     [
         ({"rounding": "never"}, OptionError, "'once' or 'eager'"),
         ({"freeze": 1}, OptionError, "True or False"),
-        ({"frieze": True}, RuntimeError, "frieze"),
+        ({"frieze": True}, OptionError, "did you mean 'freeze'"),
+        ({"max_autotune": "yes"}, RuntimeError, "Unexpected type"),
     ],
 )
 def test_bad_options_are_named(options: dict[str, object], error: type[Exception], message: str) -> None:

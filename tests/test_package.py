@@ -59,7 +59,7 @@ def test_metadata(wheel: Path, metadata: Message) -> None:
     assert "Apache License" in read(wheel, "licenses/LICENSE")
     required = {line for line in metadata.get_all("Requires-Dist", []) if "extra ==" not in line}
     assert {line.partition(">")[0] for line in required} == {"torch", "rich", "typer", "platformdirs", "jinja2"}
-    assert {"cuda", "demo", "report", "test"} <= set(metadata.get_all("Provides-Extra", []))
+    assert {"bench", "demo", "lint", "test"} <= set(metadata.get_all("Provides-Extra", []))
 
 
 def test_back_end_is_found_without_an_import(wheel: Path, tmp_path: Path) -> None:

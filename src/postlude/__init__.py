@@ -26,3 +26,8 @@ def __getattr__(name: str) -> Any:
 
         return getattr(module, name)
     raise AttributeError(f"module 'postlude' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    """What is there to be used, before its first use too."""
+    return sorted(__all__)

@@ -87,8 +87,7 @@ def postlude(
         options: Postlude's own (see `postlude.options.Options`), and any of Inductor's.
 
     Raises:
-        OptionError: an own option has a value that it can't have.
-        RuntimeError: an option that neither Postlude nor Inductor knows.
+        OptionError: an option that neither Postlude nor Inductor knows, or a value that an own option can't have.
     """
     from torch._inductor import config as inductor_config
     from torch._inductor.compile_fx import compile_fx

@@ -13,6 +13,7 @@ import runpy
 import sys
 from contextlib import contextmanager
 from enum import StrEnum
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -243,10 +244,19 @@ def explain(
     with clear_errors():
         examination.require_compile()
         function, arguments = load_target(target)
+        import torch
+
         from postlude.explanation import explain as explain_function
 
-        with messages.status("Tracing..."):
-            explanation: Any = explain_function(function, *arguments)
+        # A module in eval mode is there for inference: its graph without gradients is what will run.
+        with messages.status("Tracing..."), torch.set_grad_enabled(getattr(function, "training", True)):
+            try:
+                explanation: Any = explain_function(function, *arguments)
+            except PostludeError:
+                raise
+            except Exception as error:
+                reason = f"the model raised {type(error).__name__}: {examination.first_line(error)}"
+                raise TargetNotFound(target, reason) from error
     output.print(explanation)
     if source:
         for region in explanation.regions:
@@ -261,6 +271,7 @@ def load_target(target: str) -> tuple[Any, tuple[Any, ...]]:
         raise TargetNotFound(target, "a colon and the name of a function were expected at its end")
     try:
         if place.endswith(".py"):
+            sys.path.insert(0, str(Path(place).resolve().parent))  # as `python file.py` does
             make = runpy.run_path(place).get(name)
         else:
             sys.path.insert(0, "")
@@ -269,6 +280,10 @@ def load_target(target: str) -> tuple[Any, tuple[Any, ...]]:
         raise TargetNotFound(target, examination.first_line(error)) from error
     if not callable(make):
         raise TargetNotFound(target, f"there is no function {name!r} in it")
+    import torch
+
+    if isinstance(make, torch.nn.Module):
+        raise TargetNotFound(target, f"{name} is a module; write a function: def target(): return {name}, example_input")
     made = make()
     if not isinstance(made, tuple) or not made or not callable(made[0]):
         raise TargetNotFound(target, f"{name}() should return a tuple: the model or function, then its arguments")

@@ -69,4 +69,4 @@ class OptionError(PostludeError):
     """An option in ``torch.compile(..., options={...})`` has a value that it can't have."""
 
     def __init__(self, name: str, value: object, expected: str) -> None:
-        super().__init__(f"options={{{name!r}: {value!r}}}: expected {expected}. See postlude.options.Options.")
+        super().__init__(f"options={{{name!r}: {value!r}}}: expected {expected}. The README lists the options.")

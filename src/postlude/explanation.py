@@ -52,7 +52,7 @@ class ExplainedRegion:
         return source(self._device, self._line) if self._line else ""
 
 
-@dataclass
+@dataclass(repr=False)
 class Explanation:
     """All GEMMs of all graphs of a model, in graph order. Prints as a table."""
 
@@ -75,6 +75,12 @@ class Explanation:
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         """The table that `print` shows too."""
+        if not self.regions:
+            yield (
+                "No matrix multiplication in the compiled graphs. torch.compile may have left parts of the model to eager:"
+                " TORCH_LOGS=graph_breaks shows them."
+            )
+            return
         table = Table("GEMM", "kernel", "absorbed", "traffic saved", "stopped by", show_lines=False)
         for region in self.regions:
             table.add_row(
@@ -91,6 +97,9 @@ class Explanation:
             f" ops, {len({r.program for r in self.regions if r.fused})} different programs;"
             f" {human_bytes(self.bytes_saved)} less memory traffic per call"
         )
+
+    def __repr__(self) -> str:
+        return f"<Explanation: {self.fused_gemms} of {self.gemms} GEMMs in {sum(r.fused for r in self.regions)} Regions>"
 
     def __str__(self) -> str:
         console = Console(width=160)

@@ -1,7 +1,11 @@
 """Options of ``torch.compile(..., backend="postlude", options={...})`` that are Postlude's own."""
 
+import difflib
 from dataclasses import dataclass, fields
 from typing import Any
+
+import torch
+import torch._inductor.config
 
 from postlude.capture import Settings
 from postlude.errors import OptionError
@@ -36,10 +40,21 @@ class Options:
 
     @classmethod
     def split(cls, options: dict[str, Any] | None) -> "tuple[Options, dict[str, Any] | None]":
-        """Postlude's options, and the rest for Inductor (None if there is none)."""
+        """Postlude's options, and the rest for Inductor (None if there is none).
+
+        Raises:
+            OptionError: a name that neither has, or a value that an own option can't have.
+        """
         names = {field.name for field in fields(cls)}
         own = {key: value for key, value in (options or {}).items() if key in names}
         rest = {key: value for key, value in (options or {}).items() if key not in names}
+        known = torch._inductor.config.get_config_copy()
+        for key in rest:
+            if key.replace("-", "_") not in known:
+                close = difflib.get_close_matches(key, [*names, *known], n=1)
+                hint = f"; did you mean {close[0]!r}?" if close else ""
+                own_names = ", ".join(sorted(names))
+                raise OptionError(key, rest[key], f"one of Postlude's options ({own_names}) or of Inductor's{hint}")
         return cls(**own), rest or None
 
     def key(self) -> str:

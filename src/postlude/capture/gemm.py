@@ -99,6 +99,11 @@ def recognize(node: Node) -> Gemm | None:
     return gemm
 
 
+def is_gemm(node: Node) -> bool:
+    """Whether `node` is a matrix multiplication of any kind that is looked at."""
+    return node.op == "call_function" and node.target in _RULES
+
+
 def _result_dtype(node: Node) -> torch.dtype:
     value = node.meta["val"]
     dtype: torch.dtype = (value[0] if isinstance(value, tuple | list) else value).dtype

@@ -17,7 +17,18 @@ import torch
 from torch.fx import Node
 
 from postlude.capture.forms import LOW, Form, Stop, Value, check_clone, constant_value, layout_order, must_not_move, two_constants
-from postlude.capture.gemm import ACCUMULATE, RESHAPES, Attention, Gemm, NotAGemm, Side, arguments, batch_of, side_batched
+from postlude.capture.gemm import (
+    ACCUMULATE,
+    RESHAPES,
+    Attention,
+    Gemm,
+    NotAGemm,
+    Side,
+    arguments,
+    batch_of,
+    is_gemm,
+    side_batched,
+)
 from postlude.capture.partner import join
 from postlude.capture.program import Program, Source
 from postlude.capture.sizes import Kind, Size, broadcast_kind, same, same_rows, same_shape
@@ -114,7 +125,7 @@ class Growth:
         before = self.mark()
         try:
             if any(source in self.tainted for source in inputs):
-                raise Stop("it needs a value that is computed outside from this Region's results")
+                raise Stop("it needs another kernel's result, which is computed from this Region's")
             self.absorb(node)
         except Stop as stop:
             self.roll_back(before)
@@ -215,7 +226,7 @@ class Growth:
         if node in self.refused:
             raise Stop("its result has a form that a Region can't store")
         if node.op != "call_function":
-            raise Stop("the graph's output" if node.op == "output" else f"{node.op} node")
+            raise Stop("the end of the graph" if node.op == "output" else f"{node.op} node")
         if node.target is operator.getitem:
             self._getitem(node)
         elif not isinstance(node.meta.get("val"), torch.Tensor) and node.target not in _MOMENTS:
@@ -233,7 +244,7 @@ class Growth:
         elif node.target in (aten.bmm.default, aten.baddbmm.default):
             self._chain(node)
         else:
-            raise Stop(f"{_name(node)} is not an op that an epilogue can hold")
+            raise Stop("the next GEMM" if is_gemm(node) else f"{_name(node)} is not an op that an epilogue can hold")
 
     def _check_type(self, node: Node) -> None:
         dtype = node.meta["val"].dtype
