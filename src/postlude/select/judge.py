@@ -33,7 +33,7 @@ def judge_for(options: Options) -> Judge:
             return None
         if not runtime.cpp_available():
             return "there is no C++ compiler"
-        return _measured(plan, growth) if options.tune else _expected(plan, growth)
+        return _measured(plan, growth) if options.tune else None
 
     return judge
 
@@ -51,9 +51,3 @@ def _measured(plan: Plan, growth: Growth) -> str | None:
 def _description(value: object) -> object:
     shape, strides = value.shape, value.stride()  # type: ignore[attr-defined]
     return tuple(map(hint, shape)), tuple(map(hint, strides))
-
-
-def _expected(plan: Plan, growth: Growth) -> str | None:
-    """Without measuring: what benchmarks/select_regions.py showed."""
-    del plan, growth
-    return None
