@@ -1,5 +1,6 @@
 """How a graph's tensors can stand for values of a Region, and what forbids it."""
 
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from enum import Enum
 
@@ -61,6 +62,20 @@ def layout_order(value: torch.Tensor, form: Form, batch: int) -> tuple[int, ...]
         if is_dense(value.stride(), value.shape, order) and (form is Form.COLUMN or order[-1] == value.ndim - 1):
             return order
     raise Stop("its result is not dense in memory")
+
+
+def depends_on(nodes: Sequence[Node], targets: Collection[Node]) -> bool:
+    """Whether one of the nodes is one of the targets or is computed from one."""
+    seen: set[Node] = set()
+    stack = list(nodes) if targets else []
+    while stack:
+        node = stack.pop()
+        if node in targets:
+            return True
+        if node not in seen:
+            seen.add(node)
+            stack.extend(node.all_input_nodes)
+    return False
 
 
 def constant_value(node: Node) -> float | None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from torch.fx import Node
 
-from postlude.capture.forms import Form, Stop
+from postlude.capture.forms import Form, Stop, depends_on
 from postlude.capture.gemm import RESHAPES, Gemm, NotAGemm, recognize
 from postlude.capture.sizes import Size, same, same_shape
 from postlude.capture.translate import CASTS, ELEMENTWISE
@@ -33,7 +33,7 @@ def join(growth: "Growth", node: Node, shape: Sequence[Size], column: str) -> st
     if node not in (gemm.node, *chain):
         return None  # something that is not elementwise stands between them
     early = _visited_users([gemm.node, *chain], growth)
-    if any(_reads(source.node, early) for source in growth.program.sources):
+    if depends_on([source.node for source in growth.program.sources], early):
         return None  # the Region already reads something that is computed from this GEMM elsewhere
     before = growth.mark()
     added = early - growth.tainted
@@ -46,7 +46,7 @@ def join(growth: "Growth", node: Node, shape: Sequence[Size], column: str) -> st
             growth.absorb(inner)
         if growth.values[node].form is not Form.TILE:
             raise Stop("its form is another")
-        if any(_reads(source.node, early) for source in growth.program.sources):
+        if depends_on([source.node for source in growth.program.sources], early):
             raise Stop("what stands between them reads something that is computed from the GEMM elsewhere")
     except Stop:
         growth.roll_back(before)
@@ -100,23 +100,7 @@ def _from(gemm: Node, nodes: set[Node]) -> list[Node]:
 
 def _waits(node: Node, pending: set[Node], gemm: Node) -> bool:
     """Whether one of the node's inputs depends on the GEMM and is not placed yet."""
-    return any(source in pending and _reads(source, {gemm}) for source in node.all_input_nodes)
-
-
-def _reads(node: Node, targets: set[Node]) -> bool:
-    """Whether `node` is one of the targets or is computed from one."""
-    if not targets:
-        return False
-    seen: set[Node] = set()
-    stack = [node]
-    while stack:
-        current = stack.pop()
-        if current in targets:
-            return True
-        if current not in seen:
-            seen.add(current)
-            stack.extend(current.all_input_nodes)
-    return False
+    return any(source in pending and depends_on([source], {gemm}) for source in node.all_input_nodes)
 
 
 def _visited_users(nodes: Sequence[Node], growth: "Growth") -> set[Node]:

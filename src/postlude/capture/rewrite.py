@@ -10,7 +10,7 @@ import torch
 from torch.fx import Graph, Node
 from torch.utils._sympy.functions import FloorDiv
 
-from postlude.capture.forms import Form, layout_order
+from postlude.capture.forms import Form, depends_on, layout_order
 from postlude.capture.grow import Growth
 from postlude.capture.program import Source
 from postlude.capture.sizes import Size, same_shape
@@ -94,27 +94,14 @@ def plan(growth: Growth) -> Plan:
         if last in growth.roots:
             raise NotExpressible(f"it would have more than {MAX_RESULTS} results")
         raise Refused(last)
-    if _reads_itself(growth, absorbed):
+    # Growth rules this out; a cycle would be found too late.
+    if depends_on([source.node for source in growth.program.sources], absorbed):
         raise NotExpressible("it would read what is computed from its own results")
     region, origin = normalize(growth.program.region(tuple(results)))
     verify(region)
     sources = tuple(growth.program.sources[index] for index in origin)
     memory = {node: growth.values[node].memory for nodes in results.values() for node in nodes}
     return Plan(region, sources, tuple(map(tuple, results.values())), tuple(growth.absorbed), permutations, memory)
-
-
-def _reads_itself(growth: Growth, absorbed: set[Node]) -> bool:
-    """Whether an operand depends on an absorbed node. Growth rules it out; a cycle would be found too late."""
-    seen: set[Node] = set()
-    stack = [source.node for source in growth.program.sources]
-    while stack:
-        node = stack.pop()
-        if node in absorbed:
-            return True
-        if node not in seen:
-            seen.add(node)
-            stack.extend(node.all_input_nodes)
-    return False
 
 
 def put_in(graph: Graph, plan: Plan) -> Node:
