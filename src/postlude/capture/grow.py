@@ -70,7 +70,7 @@ class Growth:
         self.values: dict[Node, Value] = {}
         self.moments: dict[Node, tuple[str, str]] = {}
         self.tainted: set[Node] = set()
-        self.visited: set[Node] = set()
+        self.position = self.first.node  # where the walk is: everything from here on is still to be decided
         self.stops: dict[Node, str] = {}
         self.program = Program(batched=self.first.batched, accumulate=ACCUMULATE[self.first.left.node.meta["val"].dtype])
         self.widths: dict[str, Size] = {}
@@ -87,23 +87,12 @@ class Growth:
         waiting = set(self.roots)  # nothing else can still be absorbed
         while waiting and node.op != "root" and not must_not_move(node):
             known = len(self.values)
+            self.position = node
             self._visit(node)
-            self.visited.add(node)
             waiting.discard(node)
             added = [*islice(self.values, known, None), node] if node in self.moments else islice(self.values, known, None)
-            waiting.update(user for member in added for user in member.users if user not in self.visited)
+            waiting.update(user for member in added for user in member.users if node < user)
             node = node.next
-
-    def passed(self, node: Node) -> bool:
-        """Whether a node stands before the one that the walk is at, from which on everything is still to be decided."""
-        if node in self.visited:
-            return True
-        before = self.first.node.prev
-        while before.op != "root":
-            if before is node:
-                return True
-            before = before.prev
-        return False
 
     @property
     def absorbed(self) -> list[Node]:

@@ -32,7 +32,7 @@ def join(growth: "Growth", node: Node, shape: Sequence[Size], column: str) -> st
     chain = _from(gemm.node, between)
     if node not in (gemm.node, *chain):
         return None  # something that is not elementwise stands between them
-    early = _visited_users([gemm.node, *chain], growth)
+    early = _users_passed([gemm.node, *chain], growth)
     if depends_on([source.node for source in growth.program.sources], early):
         return None  # the Region already reads something that is computed from this GEMM elsewhere
     before = growth.mark()
@@ -103,13 +103,13 @@ def _waits(node: Node, pending: set[Node], gemm: Node) -> bool:
     return any(source in pending and depends_on([source], {gemm}) for source in node.all_input_nodes)
 
 
-def _visited_users(nodes: Sequence[Node], growth: "Growth") -> set[Node]:
+def _users_passed(nodes: Sequence[Node], growth: "Growth") -> set[Node]:
     """What the walk has passed already and is computed from these nodes without being one of them."""
     users: set[Node] = set()
     stack = list(nodes)
     while stack:
         for user in stack.pop().users:
-            if growth.passed(user) and user not in users and user not in nodes and user not in growth.values:
+            if user < growth.position and user not in users and user not in nodes and user not in growth.values:
                 users.add(user)
                 stack.append(user)
     return users
