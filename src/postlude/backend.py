@@ -24,6 +24,8 @@ from postlude.ir import to_text
 from postlude.options import Options
 from postlude.report import collect
 from postlude.select import judge_for
+from postlude.targets import cpp
+from postlude.targets.base import TARGETS, available
 
 
 class RegionPass(CustomInferenceAwareGraphPass):
@@ -56,7 +58,7 @@ class RegionPass(CustomInferenceAwareGraphPass):
         first = self.first.uuid() if isinstance(self.first, CustomGraphPass) else None
         if self.first is not None and not first:
             return None  # Inductor's sign for "do not cache"
-        return hashlib.sha256(f"{source_digest()}|{self.options.key()}|{runtime.cpp_available()}|{first!r}".encode()).hexdigest()
+        return hashlib.sha256(f"{source_digest()}|{self.options.key()}|{_targets()}|{first!r}".encode()).hexdigest()
 
 
 @lru_cache(maxsize=1)
@@ -69,6 +71,11 @@ def source_digest() -> str:
             digest.update(path.relative_to(root).as_posix().encode())
             digest.update(path.read_bytes())
     return digest.hexdigest()
+
+
+def _targets() -> dict[str, list[str]]:
+    """What can be compiled on this machine, for each type of device that it has."""
+    return {device: available(device) for device in TARGETS if device == "cpu" or torch.cuda.is_available()}
 
 
 def postlude(
@@ -112,7 +119,7 @@ def postlude(
 
 def _can_compile() -> bool:
     """Whether anything can be compiled for the CPU here. If not, a warning has said so."""
-    if runtime.cpp_available():
+    if cpp.unavailable() is None:
         return True
     from torch._inductor.cpp_builder import get_cpp_compiler
     from torch._inductor.exc import InvalidCxxCompiler

@@ -1,20 +1,18 @@
-"""From a program to something that runs: the one place that knows which target serves which device."""
+"""From a program to something that runs."""
 
 import sys
 import threading
 import warnings
-from collections.abc import Callable
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from postlude.errors import CompilerFailed, CompilerNotFound, KernelBuildError, KernelLoadError
+from postlude.errors import KernelBuildError, KernelLoadError
+from postlude.ir import Region
 from postlude.ir.region import DTYPE_NAMES
 from postlude.op import region_of
-from postlude.targets import aten
-
-Kernel = Callable[..., Any]
+from postlude.targets import aten, cpp
+from postlude.targets.base import Kernel, serving, target
 
 _kernels: dict[tuple[str, str, tuple[int, ...], bool], Kernel] = {}
 _lock = threading.Lock()
@@ -37,7 +35,7 @@ def kernel(device: str, program: str, frozen: tuple[int, ...] = (), constant: bo
 
 def prepare(device: str, dtype: torch.dtype) -> None:
     """Start compiling, in the background, what every kernel for weights of this type needs."""
-    if device == "cpu" and dtype.is_floating_point and dtype in DTYPE_NAMES and cpp_available():
+    if device == "cpu" and dtype.is_floating_point and dtype in DTYPE_NAMES and cpp.unavailable() is None:
         from postlude.targets.cpp import launcher
 
         launcher.submit(DTYPE_NAMES[dtype])
@@ -46,70 +44,51 @@ def prepare(device: str, dtype: torch.dtype) -> None:
 def submit(device: str, program: str) -> None:
     """Start compiling in the background: the kernel will be wanted soon."""
     if target_of(device, program) == "cpp":
-        from postlude.targets import cpp
-
         cpp.submit(region_of(program))
 
 
 def target_of(device: str, program: str) -> str:
-    """Name of the target that serves a program on a device type."""
-    if device != "cpu" or not cpp_available():
-        return "aten"
-    from postlude.targets import cpp
-
-    return "aten" if cpp.unsupported(region_of(program)) else "cpp"
+    """Name of the target that serves a program on a device type; where several do, of the first."""
+    return next(iter(serving(device, region_of(program))), "aten")
 
 
 def source(device: str, program: str) -> str:
-    """Generated source code of a program's kernel; empty for the interpreter."""
-    if target_of(device, program) != "cpp":
-        return ""
-    from postlude.targets import cpp
-
-    return cpp.source(region_of(program))
+    """Generated source code of a program's kernels; empty for the interpreter."""
+    region = region_of(program)
+    names = serving(device, region)
+    sources = [target(name).source(region) for name in names]
+    return sources[0] if len(sources) == 1 else "\n\n".join(f"# Target {n}\n{s}" for n, s in zip(names, sources, strict=True))
 
 
 def reset() -> None:
     """Forget all kernels that were looked up, all packed weights, and whether there was a compiler."""
     with _lock:
         _kernels.clear()
-        _available.clear()
+        cpp.unavailable.cache_clear()
     if freeze := sys.modules.get("postlude.targets.cpp.freeze"):
         freeze.release()
 
 
-_available: list[bool] = []
-
-
-def cpp_available() -> bool:
-    """Whether C++ kernels can be compiled here. Says once, as a warning, why not."""
-    if not _available:
-        from postlude.targets.cpp import toolchain
-
-        try:
-            toolchain.compiler()
-            _available.append(True)
-        except (CompilerNotFound, CompilerFailed) as error:
-            warnings.warn(
-                f"{error} Until then Inductor does all the work, or eager PyTorch if Inductor finds no compiler.", stacklevel=2
-            )
-            _available.append(False)
-    return _available[0]
-
-
-def _make(device: str, program: str, frozen: tuple[int, ...], constant: bool) -> Kernel:
-    region = region_of(program)
-    if target_of(device, program) == "cpp":
-        from postlude.targets import cpp
-
-        try:
-            compiled: Kernel = cpp.load(region, frozen, constant)
-            return compiled
-        except (KernelBuildError, KernelLoadError) as error:
-            warnings.warn(f"{error} Until then this kernel is interpreted, which is slow.", stacklevel=2)
+def interpreter(region: Region) -> Kernel:
+    """The kernel of target `aten`: right, and slow."""
     count = len(region.operands)
 
     def interpret(*tensors: Tensor) -> None:
         aten.run(region, tensors[:count], tensors[count:])
 
     return interpret
+
+
+def _make(device: str, program: str, frozen: tuple[int, ...], constant: bool) -> Kernel:
+    region = region_of(program)
+    names = serving(device, region)
+    try:
+        if names == ["cpp"]:
+            return cpp.load(region, frozen, constant)
+        if names:
+            from postlude.select.rows import ByRows
+
+            return ByRows(region, names)
+    except (KernelBuildError, KernelLoadError) as error:
+        warnings.warn(f"{error} Until then this kernel is interpreted, which is slow.", stacklevel=2)
+    return interpreter(region)

@@ -12,6 +12,8 @@ from torch.fx import Graph, Node
 from postlude.capture.gemm import RESHAPES, Gemm, NotAGemm, recognize
 from postlude.capture.grow import Growth, Settings
 from postlude.capture.rewrite import NotExpressible, Plan, Refused, plan, put_in, read_sizes_from_inputs
+from postlude.capture.sizes import hint
+from postlude.capture.trim import trim
 from postlude.ir import Region
 
 #: Most GEMMs of one input that are joined side by side: q, k, v and one more.
@@ -113,15 +115,18 @@ def _choose(gemm: Gemm, settings: Settings, done: frozenset[Node], judge: Judge)
 
 
 def _grown(gemms: Sequence[Gemm], settings: Settings, done: frozenset[Node]) -> tuple[Growth, Plan]:
-    """Grow and plan, again without each node that turns out to be needed outside in a form that can't be stored."""
-    refused: frozenset[Node] = frozenset()
+    """Grow and plan, again without each node that is better computed outside or can't be stored in the form it is needed in."""
+    refused: dict[Node, str] = {}
     while True:
         growth = Growth(gemms, settings, refused, done)
         growth.run()
+        if not growth.reach.whole_rows and (outside := trim(growth)):
+            refused |= dict.fromkeys(outside, "the kernel that reads it computes it as well, from fewer bytes")
+            continue
         try:
             return growth, plan(growth)
         except Refused as refusal:
-            refused |= {refusal.node}
+            refused[refusal.node] = "its result has a form that a Region can't store"
 
 
 def _siblings(growth: Growth, done: frozenset[Node]) -> list[Gemm]:
@@ -164,5 +169,4 @@ def _bytes_saved(region_plan: Plan, growth: Growth) -> int:
 
 
 def _bytes(value: torch.Tensor) -> int:
-    sizes = [size if isinstance(size, int) else getattr(size.node, "hint", None) or 0 for size in value.shape]
-    return prod(sizes) * value.dtype.itemsize
+    return prod(map(hint, value.shape)) * value.dtype.itemsize

@@ -8,9 +8,10 @@ as reshapes between a projection's [rows, n] and a module's [batch, length, n] l
 """
 
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -31,6 +32,7 @@ from postlude.capture.gemm import (
 )
 from postlude.capture.partner import join
 from postlude.capture.program import Program, Source
+from postlude.capture.reach import reach_of
 from postlude.capture.sizes import Kind, Size, broadcast_kind, same, same_rows, same_shape
 from postlude.capture.translate import CASTS, COMPARISONS, ELEMENTWISE, ROUNDED_NUMBERS, apply, as_type
 
@@ -57,15 +59,17 @@ class Growth:
         self,
         gemms: Sequence[Gemm],
         settings: Settings,
-        refused: frozenset[Node] = frozenset(),
+        refused: Mapping[Node, str] = MappingProxyType({}),
         settled: frozenset[Node] = frozenset(),
     ) -> None:
         self.settings = settings
+        #: Nodes that must stay outside, and why.
         self.refused = refused
         #: GEMMs that were left to Inductor already, and must stay there.
         self.settled = settled
         self.roots = {gemm.node: gemm for gemm in gemms}
         self.first = gemms[0]
+        self.reach = reach_of(self.first.left.node.meta["val"].device.type)
         self.gemms: list[Gemm] = []
         self.values: dict[Node, Value] = {}
         self.moments: dict[Node, tuple[str, str]] = {}
@@ -174,6 +178,8 @@ class Growth:
 
     def _attention(self, gemm: Gemm, attention: Attention, scores: str) -> None:
         """softmax(scale * scores + mask) v, with rows whose scores are all -inf giving 0, as PyTorch's kernels do."""
+        if not self.reach.whole_rows:
+            raise Stop("attention over rows, which this device's kernels spread over many tiles")
         p = self.program
         column = p.types[scores].column
         assert column is not None
@@ -213,7 +219,7 @@ class Growth:
             Stop: it can't be; some statements may have been added already.
         """
         if node in self.refused:
-            raise Stop("its result has a form that a Region can't store")
+            raise Stop(self.refused[node])
         if node.op != "call_function":
             raise Stop("the end of the graph" if node.op == "output" else f"{node.op} node")
         if node.target is operator.getitem:
@@ -390,6 +396,8 @@ class Growth:
         source = node.args[0]
         if not isinstance(source, Node) or source not in self.values or self.values[source].form is not Form.TILE:
             raise Stop(f"{_name(node)} over rows")
+        if not self.reach.whole_rows:
+            raise Stop(f"{_name(node)} over a row, which this device's kernels spread over many tiles")
         dims: Any = node.args[1] if len(node.args) > 1 else node.kwargs.get("dim")
         ndim = source.meta["val"].ndim
         listed = [dims] if isinstance(dims, int) else list(dims) if dims is not None else []
@@ -446,6 +454,8 @@ class Growth:
             raise Stop("another GEMM")
         if not self.program.batched or left not in self.values or self.values[left].form is not Form.TILE:
             raise Stop("another GEMM")
+        if not self.reach.whole_rows:
+            raise Stop("another GEMM over rows, which this device's kernels spread over many tiles")
         value = self.values[left].name
         contracted = self.program.types[value].column
         if contracted is None or len(self.widths) > 1:

@@ -20,6 +20,14 @@ class Kind(Enum):
     TILE = "tile"
 
 
+def hint(size: Any) -> int:
+    """A plain int for a size: itself, or the value it had in the example."""
+    if isinstance(size, int):
+        return size
+    value = getattr(size.node, "hint", None)
+    return int(value) if value is not None else 64
+
+
 def same(a: Size, b: Size) -> bool:
     """Whether two sizes are equal for every value that their symbols can take."""
     if isinstance(a, int) and isinstance(b, int):

@@ -1,19 +1,18 @@
 """The judge of a planned Region: keeps it, or says why Inductor should have its nodes back."""
 
 from collections.abc import Callable
+from math import prod
 
 import torch
 
-from postlude import runtime
 from postlude.capture.grow import Growth
 from postlude.capture.rewrite import Plan
-from postlude.ir import to_text
+from postlude.capture.sizes import hint
+from postlude.ir import Apply, Region, to_text
 from postlude.options import Options
-from postlude.select.measure import Timing, hint, measure
-from postlude.targets import cpp
-
-#: Device types that a compiled target serves.
-DEVICES = ("cpu",)
+from postlude.select.measure import Timing, measure
+from postlude.select.rows import FEW_ROWS
+from postlude.targets.base import TARGETS, available, serving, target
 
 Judge = Callable[[Plan, Growth], str | None]
 
@@ -25,17 +24,44 @@ def judge_for(options: Options) -> Judge:
 
     def judge(plan: Plan, growth: Growth) -> str | None:
         device = growth.first.left.node.meta["val"].device.type
-        if device not in DEVICES:
-            return f"no target of this version compiles for {device}"
-        if runtime.cpp_available() and (reason := cpp.unsupported(plan.region)):
+        if options.fuse_all and not available(device):
+            return None  # interpreted
+        if (reason := _unserved(device, plan.region)) is not None:
             return reason
         if options.fuse_all:
             return None
-        if not runtime.cpp_available():
-            return "there is no C++ compiler"
+        if device in _RULES and (reason := _RULES[device](plan, growth)) is not None:
+            return reason
         return _measured(plan, growth) if options.tune else None
 
     return judge
+
+
+def _unserved(device: str, region: Region) -> str | None:
+    """Why no target has a kernel for the Region on a device type, or None."""
+    if device not in TARGETS:
+        return f"no target of this version compiles for {device}"
+    if serving(device, region):
+        return None
+    reasons = {name: target(name).unavailable() or target(name).unsupported(region) for name in TARGETS[device]}
+    return "; ".join(f"{name}: {reason}" for name, reason in reasons.items()) if len(reasons) > 1 else str(*reasons.values())
+
+
+def _pays_on_a_gpu(plan: Plan, growth: Growth) -> str | None:
+    """Few rows: reading the weights is what takes time. Many: an epilogue is what there is to gain, where CuTe computes it."""
+    dtype = growth.first.left.node.meta["val"].dtype
+    if dtype not in (torch.bfloat16, torch.float16):
+        return f"cuBLAS is as fast for {dtype}"
+    sizes = growth.rows[-1:] if growth.program.batched else growth.rows
+    if prod(map(hint, sizes)) <= FEW_ROWS:
+        return None
+    if not any(isinstance(statement, Apply) for statement in plan.region.body):
+        return "cuBLAS is as fast for many rows without an epilogue"
+    return None if "cute" in serving("cuda", plan.region) else "no CuTe kernel of this form"
+
+
+#: By device type: what pays without measuring. On a CPU every legal Region does.
+_RULES: dict[str, Judge] = {"cuda": _pays_on_a_gpu}
 
 
 def _measured(plan: Plan, growth: Growth) -> str | None:

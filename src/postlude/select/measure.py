@@ -18,6 +18,7 @@ from torch.fx import Graph, GraphModule, Node
 from postlude import runtime
 from postlude.capture.grow import Growth
 from postlude.capture.rewrite import Plan
+from postlude.capture.sizes import hint
 from postlude.ir import to_text
 from postlude.op import allocate_results
 
@@ -87,14 +88,6 @@ def _example(value: Any, seed: int) -> Any:
         flat = torch.randn(_span(shape, strides), generator=generator).to(value.dtype)
         return flat.as_strided(shape, strides)
     return tensor.zero_()
-
-
-def hint(size: Any) -> int:
-    """A plain int for a size: itself, or the value it had in the example."""
-    if isinstance(size, int):
-        return size
-    value = getattr(size.node, "hint", None)
-    return int(value) if value is not None else 64
 
 
 def _span(shape: Sequence[int], strides: Sequence[int]) -> int:

@@ -1,1 +1,1 @@
-"""Targets: each turns a Region into something that runs. A target reads Regions, never FX graphs."""
+"""Targets: each turns a Region into source and into a kernel. Which one serves which device type is in base.py."""

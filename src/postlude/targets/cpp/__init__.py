@@ -9,11 +9,28 @@ launcher.py    shared object -> callable
 freeze.py      weights packed ahead of time, never stale
 """
 
+import warnings
 from functools import lru_cache
-from typing import Any
 
 from postlude.ir import Region
 from postlude.ir.region import DTYPE_NAMES
+from postlude.targets.base import Kernel
+
+
+@lru_cache(maxsize=1)
+def unavailable() -> str | None:
+    """Why there is no compiler that works, or None. Says so once, as a warning."""
+    from postlude.errors import CompilerFailed, CompilerNotFound
+    from postlude.targets.cpp import toolchain
+
+    try:
+        toolchain.compiler()
+    except (CompilerNotFound, CompilerFailed) as error:
+        warnings.warn(
+            f"{error} Until then Inductor does all the work, or eager PyTorch if Inductor finds no compiler.", stacklevel=2
+        )
+        return "there is no C++ compiler"
+    return None
 
 
 @lru_cache(maxsize=1024)
@@ -47,7 +64,7 @@ def submit(region: Region) -> None:
     build.submit(source(region))
 
 
-def load(region: Region, frozen: tuple[int, ...] = (), constant: bool = False) -> Any:
+def load(region: Region, frozen: tuple[int, ...] = (), constant: bool = False) -> Kernel:
     """The kernel: callable with the operands and the results.
 
     Operands `frozen` may be packed ahead of time; `constant` says that their contents are declared never to change.

@@ -1,0 +1,27 @@
+"""What one kernel of a device can hold. Growth ends where a Region would need more."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Reach:
+    """Limits of a device's kernels.
+
+    Attributes:
+        whole_rows: a kernel may reduce over a row and use the result for the same row, since one thread owns whole rows.
+            Where a row is spread over many tiles, such a Region would need two kernels.
+    """
+
+    whole_rows: bool
+
+
+#: By device type.
+REACH = {"cpu": Reach(whole_rows=True)}
+
+#: All other devices: kernels that own tiles.
+TILES = Reach(whole_rows=False)
+
+
+def reach_of(device_type: str) -> Reach:
+    """The limits for a type of device."""
+    return REACH.get(device_type, TILES)

@@ -1,0 +1,57 @@
+"""Target `blas`: products without an epilogue, by PyTorch's own library call into the results' memory.
+
+For many rows cuBLAS is as fast as a plain product gets. A Region that serves few rows with a kernel of its own comes here
+when a call has many.
+"""
+
+from math import prod
+
+import torch
+from torch import Tensor
+
+from postlude.ir import Contract, Region
+from postlude.targets.base import Kernel
+
+
+def unavailable() -> str | None:
+    """Never: PyTorch brings it."""
+    return None
+
+
+def unsupported(region: Region) -> str | None:
+    """Only contractions whose results are stored as they are, in the operands' type."""
+    if region.batched:
+        return "a batch"
+    if any(not isinstance(statement, Contract) for statement in region.body):
+        return "an epilogue"
+    if any(y.order or y.dtype != region.operands[0].dtype for y in region.yields):
+        return "a result of another type or order"
+    return None
+
+
+def source(region: Region) -> str:
+    """The calls, as Python."""
+    return "\n".join(f"torch.mm({c.left[1:]}, {c.right[1:]}, out={c.name[1:]})" for c in region.contractions)
+
+
+def load(region: Region) -> Kernel:
+    """One `torch.mm` for each result."""
+    contractions = {c.name: c for c in region.contractions}
+    calls = []
+    for index, result in enumerate(region.yields):
+        left, right = (region.operand_index[name] for name in contractions[result.value].inputs)
+        rows_last = region.operands[left].axes[-1] == "m"
+        columns_first = region.operands[right].axes[0] == result.axes[-1]
+        calls.append((left, rows_last, right, columns_first, len(region.operands) + index))
+
+    def run(*tensors: Tensor) -> None:
+        for left, rows_last, right, columns_first, result in calls:
+            x, w, out = tensors[left], tensors[right], tensors[result]
+            torch.mm(x.t() if rows_last else _flat(x), w.t() if columns_first else w, out=_flat(out))
+
+    return run
+
+
+def _flat(tensor: Tensor) -> Tensor:
+    """Rows of any number of dimensions as one; a result is dense, so that this is a view of it."""
+    return tensor if tensor.ndim == 2 else tensor.reshape(prod(tensor.shape[:-1]), tensor.shape[-1])

@@ -1,0 +1,68 @@
+"""Capture for devices whose kernels own tiles, not rows: where a Region ends, and what it stores."""
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from postlude.capture import Settings, reach
+from postlude.ir.region import Apply, Reduce
+from tests.capture.graphs import captured
+
+
+@pytest.fixture(autouse=True)
+def tiles(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the CPU's kernels own tiles: the rewritten graph can be run, which no GPU is needed for."""
+    monkeypatch.setattr(reach, "REACH", {})
+
+
+def rms_norm(x: Tensor, weight: Tensor) -> Tensor:
+    wide = x.float()
+    return weight * (wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + 1e-6)).to(x.dtype)
+
+
+def residual_and_norm(x: Tensor, w: Tensor, residual: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
+    stream = x @ w.t() + residual
+    return stream, rms_norm(stream, weight)
+
+
+def test_what_a_norm_reads_is_computed_in_the_norm() -> None:
+    """The residual stream is stored anyway: its conversion to float32 and its square would be two more tensors."""
+    x, w, residual, weight = torch.randn(6, 24), torch.randn(40, 24), torch.randn(6, 40), torch.randn(40)
+    inputs = tuple(t.bfloat16() for t in (x, w, residual, weight))
+    function, found = captured(residual_and_norm, *inputs, settings=Settings(strict=True))
+    (one,) = found
+    assert one.region is not None
+    assert [y.dtype for y in one.region.yields] == [torch.bfloat16]
+    assert [s.op for s in one.region.body if isinstance(s, Apply)] == ["add"]
+    assert any("computes it as well" in reason for reason in one.stops.values())
+    for got, wanted in zip(function(*inputs), residual_and_norm(*inputs), strict=True):
+        torch.testing.assert_close(got, wanted, rtol=2e-2, atol=2e-2)
+
+
+def test_an_activation_before_a_norm_stays() -> None:
+    """Storing the product instead of what gelu makes of it would not be less."""
+    x, w = torch.randn(6, 24), torch.randn(40, 24)
+
+    def function(x: Tensor, w: Tensor) -> Tensor:
+        return nn.functional.layer_norm(nn.functional.gelu(x @ w.t()), (40,))
+
+    rewritten, (one,) = captured(function, x, w, settings=Settings(strict=True))
+    assert one.region is not None
+    assert len(one.region.yields) == 1
+    assert "erf" in [s.op for s in one.region.body if isinstance(s, Apply)]
+    assert not any(isinstance(s, Reduce) for s in one.region.body)
+    torch.testing.assert_close(rewritten(x, w), function(x, w), rtol=1e-5, atol=1e-5)
+
+
+def test_attention_and_written_out_softmax_are_left_whole() -> None:
+    q, k, v = (torch.randn(2, 4, 8, 16) for _ in range(3))
+
+    def function(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        attention = nn.functional.scaled_dot_product_attention(q, k, v)
+        return attention, torch.softmax(q @ k.transpose(-1, -2) * 0.25, -1) @ v
+
+    rewritten, found = captured(function, q, k, v, settings=Settings(strict=True))
+    assert not any(isinstance(s, Reduce) for one in found if one.region for s in one.region.body)
+    assert any("many tiles" in one.reason for one in found)
+    for got, wanted in zip(rewritten(q, k, v), function(q, k, v), strict=True):
+        torch.testing.assert_close(got, wanted, rtol=1e-5, atol=1e-5)

@@ -1,0 +1,93 @@
+"""Which kernel a call goes to. Kernels are stood in for, so that no GPU is needed; `blas` is the real one."""
+
+import pytest
+import torch
+from torch import Tensor
+
+from postlude.errors import KernelBuildError
+from postlude.ir import parse
+from postlude.select import rows
+from postlude.select.rows import FEW_ROWS, ByRows
+from postlude.targets import aten
+
+PRODUCTS = parse(
+    "region(m, n, n1, k); %x = operand [m, k] f32; %w = operand [n, k] f32; %w1 = operand [k, n1] f32;"
+    " %acc = contract %x, %w : f32; %acc1 = contract %x, %w1 : f32; yield [m, n] f32 %acc; yield [m, n1] f32 %acc1"
+)
+
+
+class Recorded:
+    """A kernel that notes its calls; `fits` may refuse."""
+
+    def __init__(self, name: str, calls: list[str], fitting: bool = True) -> None:
+        self.name, self.calls, self.fitting = name, calls, fitting
+
+    def fits(self, *tensors: Tensor) -> bool:
+        return self.fitting
+
+    def __call__(self, *tensors: Tensor) -> None:
+        self.calls.append(self.name)
+
+
+def tensors(m: int) -> list[Tensor]:
+    return [torch.randn(m, 8), torch.randn(5, 8), torch.randn(8, 3), torch.empty(m, 5), torch.empty(m, 3)]
+
+
+@pytest.fixture
+def calls(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    made: list[str] = []
+    monkeypatch.setattr(rows, "_load", lambda name, region: Recorded(name, made))
+    return made
+
+
+def test_rows_decide(calls: list[str]) -> None:
+    kernel = ByRows(PRODUCTS, ["cute", "triton"])
+    for m in (1, FEW_ROWS, FEW_ROWS + 1, 4096):
+        kernel(*tensors(m))
+    assert calls == ["triton", "triton", "cute", "cute"]
+
+
+def test_leading_dimensions_are_rows_too(calls: list[str]) -> None:
+    kernel = ByRows(PRODUCTS, ["cute", "triton"])
+    x, w, w1, *_ = tensors(1)
+    for shape in ((8, 8), (8, 9)):
+        kernel(x.expand(*shape, 8), w, w1, torch.empty(*shape, 5), torch.empty(*shape, 3))
+    assert calls == ["triton", "cute"]
+
+
+def test_the_next_takes_what_one_does_not_fit(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[str] = []
+    monkeypatch.setattr(rows, "_load", lambda name, region: Recorded(name, made, fitting=name != "cute"))
+    ByRows(PRODUCTS, ["cute", "triton"])(*tensors(100))
+    assert made == ["triton"]
+
+
+def test_a_kernel_that_can_not_be_built_is_told_once_and_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[str] = []
+
+    def load(name: str, region: object) -> Recorded:
+        if name == "cute":
+            raise KernelBuildError("kernel.py", "compile", "an error")
+        return Recorded(name, made)
+
+    monkeypatch.setattr(rows, "_load", load)
+    kernel = ByRows(PRODUCTS, ["cute", "triton"])
+    with pytest.warns(UserWarning, match="Another target takes its place"):
+        kernel(*tensors(100))
+    kernel(*tensors(100))
+    assert made == ["triton", "triton"]
+
+
+@pytest.mark.parametrize("m", [0, 1, 65, 200])
+def test_blas_gives_what_the_interpreter_gives(m: int) -> None:
+    kernel = ByRows(PRODUCTS, ["blas"])
+    given = tensors(m)
+    kernel(*given)
+    for got, wanted in zip(given[3:], aten.evaluate(PRODUCTS, given[:3]), strict=True):
+        torch.testing.assert_close(got, wanted)
+
+
+def test_without_any_target_the_interpreter_runs() -> None:
+    given = tensors(3)
+    ByRows(PRODUCTS, [])(*given)
+    torch.testing.assert_close(given[3], given[0] @ given[1].t())
