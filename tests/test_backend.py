@@ -273,4 +273,20 @@ def test_explain_counts_and_shows() -> None:
     assert "reduce sum n" in explanation.regions[1].program
     text = str(explanation)
     assert "2 of 2 GEMMs" in text
-    assert "addmm" in text
+    assert "up" in text
+    assert explanation.regions[0].name == "up"
+
+
+def test_explain_names_modules_and_counts_equal_layers() -> None:
+    model = nn.Sequential(Block(), Block(), nn.Linear(24, 24)).eval()
+    with torch.no_grad():
+        explanation = postlude.explain(model, torch.randn(6, 24))
+    assert [region.name for region in explanation.regions] == ["0.up", "0.down", "1.up", "1.down", "2"]
+    rows = [line for line in str(explanation).splitlines() if "│" in line]
+    assert any("2 x" in row and "*.up" in row for row in rows)
+
+    def train() -> None:
+        model(torch.randn(6, 24)).sum().backward()
+
+    names = [region.name for region in postlude.explain(train).regions]
+    assert any(name.startswith("graph 1: backward of") for name in names)

@@ -198,6 +198,8 @@ def show_demo(report: Report) -> None:
         view.add_column("what one kernel computes", overflow="fold")
         for count, text in report.fusion.kinds:
             view.add_row(str(count), Text(text))
+        for count, reason in report.fusion.left:
+            view.add_row(str(count), Text(f"left to Inductor: {reason}", style="dim"))
         output.print(view)
         output.print()
     view = Table(title="Error of the embeddings against float64", title_justify="left", show_edge=False)

@@ -11,6 +11,7 @@ from rich.console import Console, ConsoleOptions, RenderResult
 from rich.table import Table
 
 from postlude.capture import Captured
+from postlude.capture.names import joined, pattern
 from postlude.ir import to_text
 from postlude.report import collecting
 
@@ -20,7 +21,7 @@ class ExplainedRegion:
     """One row of an explanation: a Region, or a GEMM that was left to Inductor.
 
     Attributes:
-        name: the graph's name and the names of the GEMM nodes.
+        name: the modules that the GEMMs come from; the graph's own names where no module made them.
         gemms: number of matrix multiplications in it.
         program: the Region's text, one statement a line; empty where the GEMM was left alone.
         ops_absorbed: the absorbed ATen overloads, in graph order.
@@ -38,6 +39,8 @@ class ExplainedRegion:
     bytes_saved: int
     _device: str = "cpu"
     _line: str = ""
+    #: What ended the growth, each reason once, without the nodes' names.
+    _reasons: tuple[str, ...] = ()
 
     @property
     def fused(self) -> bool:
@@ -81,14 +84,16 @@ class Explanation:
                 " TORCH_LOGS=graph_breaks shows them."
             )
             return
-        table = Table("GEMM", "kernel", "absorbed", "traffic saved", "stopped by", show_lines=False)
-        for region in self.regions:
+        table = Table("", "GEMMs", "kernel", "absorbed", "traffic saved", "stopped by", show_lines=False)
+        for same in self._groups():
+            region = same[0]
             table.add_row(
-                region.name,
+                f"{len(same)} x",
+                pattern([one.name for one in same]),
                 region.target,
                 summary(region.ops_absorbed),
-                human_bytes(region.bytes_saved) if region.fused else "",
-                "; ".join(region.stopped_by[:2]) + (" ..." if len(region.stopped_by) > 2 else ""),
+                human_bytes(sum(one.bytes_saved for one in same)) if region.fused else "",
+                "; ".join(region._reasons[:2]) + (" ..." if len(region._reasons) > 2 else ""),
             )
         yield table
         absorbed = sum(len(region.ops_absorbed) for region in self.regions)
@@ -97,6 +102,14 @@ class Explanation:
             f" ops, {len({r.program for r in self.regions if r.fused})} different programs;"
             f" {human_bytes(self.bytes_saved)} less memory traffic per call"
         )
+
+    def _groups(self) -> list[list[ExplainedRegion]]:
+        """Rows of the table: what is the same but for the layer that it stands in."""
+        groups: dict[object, list[ExplainedRegion]] = {}
+        for region in self.regions:
+            key = (region.program, region.target, tuple(region.ops_absorbed), region._reasons)
+            groups.setdefault(key, []).append(region)
+        return list(groups.values())
 
     def __repr__(self) -> str:
         return f"<Explanation: {self.fused_gemms} of {self.gemms} GEMMs in {sum(r.fused for r in self.regions)} Regions>"
@@ -155,7 +168,7 @@ def _explained(captured: Captured, prefix: str) -> ExplainedRegion:
     stops = [f"{node}: {reason}" for node, reason in captured.stops.items()]
     line = to_text(region) if region else ""
     return ExplainedRegion(
-        name=prefix + " + ".join(captured.gemms),
+        name=prefix + joined(captured.gemms),
         gemms=len(region.contractions) if region else len(captured.gemms),
         program=to_text(region, lines=True) if region else "",
         ops_absorbed=[op.removeprefix("aten.") for op in captured.absorbed],
@@ -164,6 +177,7 @@ def _explained(captured: Captured, prefix: str) -> ExplainedRegion:
         bytes_saved=captured.bytes_saved,
         _device=captured.device,
         _line=line,
+        _reasons=tuple(dict.fromkeys([captured.reason] if captured.reason else captured.stops.values())),
     )
 
 

@@ -11,6 +11,7 @@ from torch.fx import Graph, Node
 
 from postlude.capture.gemm import RESHAPES, Gemm, NotAGemm, recognize
 from postlude.capture.grow import Growth, Settings
+from postlude.capture.names import name_of
 from postlude.capture.rewrite import NotExpressible, Plan, Refused, plan, put_in, read_sizes_from_inputs
 from postlude.capture.sizes import hint
 from postlude.capture.trim import trim
@@ -25,7 +26,7 @@ class Captured:
     """What became of one or more GEMMs of a graph.
 
     Attributes:
-        gemms: names of the graph's GEMM nodes.
+        gemms: names of the GEMMs: the modules that they come from, or the graph's own.
         absorbed: overload names of all absorbed nodes, in graph order.
         region: the Region, or None where the GEMM was left to Inductor.
         reason: why it was left alone.
@@ -68,7 +69,7 @@ def capture(graph: Graph, settings: Settings, judge: Judge = lambda plan, growth
                 continue
             growth, region_plan = _choose(gemm, settings, frozenset(done), judge)
         except (NotAGemm, NotExpressible, Unwanted) as reason:
-            captured.append(Captured([node.name], reason=str(reason)))
+            captured.append(Captured([name_of(node)], reason=str(reason)))
             done.add(node)
             continue
         except Exception as error:
@@ -76,7 +77,7 @@ def capture(graph: Graph, settings: Settings, judge: Judge = lambda plan, growth
                 raise
             # The graph is as it was: the user's model must not fail for a fault of ours.
             warnings.warn(f"Postlude leaves {node.name} to Inductor: {error!r}. Please report this.", stacklevel=2)
-            captured.append(Captured([node.name], reason=f"a fault in Postlude: {error!r}"))
+            captured.append(Captured([name_of(node)], reason=f"a fault in Postlude: {error!r}"))
             done.add(node)
             continue
         record = _record(region_plan, growth)
@@ -149,7 +150,7 @@ def _siblings(growth: Growth, done: frozenset[Node]) -> list[Gemm]:
 def _record(region_plan: Plan, growth: Growth) -> Captured:
     inside = {g.node for g in growth.gemms}
     return Captured(
-        gemms=[g.node.name for g in growth.gemms],
+        gemms=[name_of(g.node) for g in growth.gemms],
         absorbed=[str(n.target) for n in region_plan.absorbed if n not in inside],
         region=region_plan.region,
         stops={node.name: reason for node, reason in growth.stops.items()},

@@ -100,8 +100,8 @@ def recognize(node: Node) -> Gemm | None:
 
 
 def is_gemm(node: Node) -> bool:
-    """Whether `node` is a matrix multiplication of any kind that is looked at."""
-    return node.op == "call_function" and node.target in _RULES
+    """Whether `node` is a matrix multiplication of any kind that is looked at, or a Region already."""
+    return node.op == "call_function" and (node.target in _RULES or getattr(node.target, "namespace", "") == "postlude")
 
 
 def _result_dtype(node: Node) -> torch.dtype:

@@ -224,7 +224,7 @@ class Growth:
             raise Stop("the end of the graph" if node.op == "output" else f"{node.op} node")
         if node.target is operator.getitem:
             self._getitem(node)
-        elif not isinstance(node.meta.get("val"), torch.Tensor) and node.target not in _MOMENTS:
+        elif not isinstance(node.meta.get("val"), torch.Tensor) and node.target not in _MOMENTS and not is_gemm(node):
             raise Stop(f"{_name(node)} does not give one tensor")
         elif node.target in _VIEWS:
             self._view(node)

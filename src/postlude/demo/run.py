@@ -54,11 +54,12 @@ class Search:
 
 @dataclass(frozen=True)
 class Fusion:
-    """What became of the model's GEMMs: how many are in a fused kernel, and the kinds of kernel with their number."""
+    """What became of the model's GEMMs: how many are fused, into what kinds of kernel, and why the rest is left to Inductor."""
 
     fused: int
     total: int
     kinds: list[tuple[int, str]]
+    left: list[tuple[int, str]]
 
 
 @dataclass(frozen=True)
@@ -195,7 +196,13 @@ def _fusion(model: minilm.SentenceEncoder, tokens: minilm.Tokens) -> Fusion:
     # Dynamo's state is reset on the way, so this comes after everything that uses compiled models.
     explanation = explain(minilm.separate_copy(model), *tokens.arguments)
     kinds = Counter(describe(region.program) for region in explanation.regions if region.fused)
-    return Fusion(explanation.fused_gemms, explanation.gemms, [(count, text) for text, count in kinds.most_common()])
+    left = Counter(reason for region in explanation.regions if not region.fused for reason in region.stopped_by)
+    return Fusion(
+        explanation.fused_gemms,
+        explanation.gemms,
+        [(count, text) for text, count in kinds.most_common()],
+        [(count, text) for text, count in left.most_common()],
+    )
 
 
 def describe(program: str) -> str:
