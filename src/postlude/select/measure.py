@@ -21,6 +21,7 @@ from postlude.capture.rewrite import Plan
 from postlude.capture.sizes import hint
 from postlude.ir import to_text
 from postlude.op import allocate_results
+from postlude.select.clock import timers
 
 #: Sets of inputs that take turns.
 SETS = 3
@@ -84,8 +85,8 @@ def _example(value: Any, seed: int) -> Any:
     if value.dtype == torch.bool:
         return tensor.fill_(True)
     if value.dtype.is_floating_point:
-        generator = torch.Generator().manual_seed(seed)
-        flat = torch.randn(_span(shape, strides), generator=generator).to(value.dtype)
+        generator = torch.Generator(value.device).manual_seed(seed)
+        flat = torch.randn(_span(shape, strides), generator=generator, device=value.device).to(value.dtype)
         return flat.as_strided(shape, strides)
     return tensor.zero_()
 
@@ -144,15 +145,12 @@ def _fused(plan: Plan, inputs: Sequence[Node]) -> Callable[..., Any]:
 
 def _race(fused: Callable[..., Any], unfused: Callable[..., Any], sets: Sequence[Sequence[Any]]) -> Timing:
     times: tuple[list[float], list[float]] = ([], [])
-    end = time.perf_counter() + PATIENCE
     with torch.no_grad():
+        calls = (timers(fused, sets), timers(unfused, sets))
+        end = time.perf_counter() + PATIENCE
         for index in range(ROUNDS + 2):
-            values = sets[index % len(sets)]
-            sides = ((0, fused), (1, unfused))
-            for side, function in sides if index % 2 else reversed(sides):
-                begin = time.perf_counter()
-                function(*values)
-                times[side].append(time.perf_counter() - begin)
+            for side in (0, 1) if index % 2 else (1, 0):
+                times[side].append(calls[side][index % len(sets)]())
             if time.perf_counter() > end and index >= 4:
                 break
     medians = [statistics.median(side[2:]) for side in times]
