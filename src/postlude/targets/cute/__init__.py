@@ -1,0 +1,82 @@
+"""Target `cute`: Regions as CuTe DSL kernels for NVIDIA tensor cores, on QuACK's mainloops, compiled when they are first needed.
+
+form.py            what each group of a Region is to a kernel, and what no kernel says
+ops.py             op -> expression, and composites that have a better one
+peephole.py        finds those composites
+codegen.py         Region -> Python source
+functions.py       what generated epilogues call
+operands.py        epilogue operands that QuACK has no op for
+tracing.py         how tensors come to a GEMM while it is traced
+configurations.py  tiles and clusters, and which to take
+build.py           source -> compiled object, through the content-addressed cache
+launcher.py        compiled objects -> callable
+toolchain.py       whether all this can be used here
+
+Nothing is imported from CuTe or QuACK before a kernel is compiled or loaded: both are an extra.
+"""
+
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import TYPE_CHECKING
+
+from torch import Tensor
+
+from postlude.ir import Region
+from postlude.targets.cute.configurations import Configuration
+from postlude.targets.cute.toolchain import available
+
+if TYPE_CHECKING:
+    from postlude.targets.cute.launcher import Kernel
+
+__all__ = ["Configuration", "available", "candidates", "fits", "load", "source", "unsupported"]
+
+
+@lru_cache(maxsize=1024)
+def source(region: Region) -> str:
+    """The Python source of a Region's kernels.
+
+    Raises:
+        UnsupportedRegion: this target has no kernel of its form.
+    """
+    from postlude.targets.cute.codegen import generate
+
+    return generate(region)
+
+
+def unsupported(region: Region) -> str | None:
+    """Why this target has no kernel for a Region, or None."""
+    from postlude.targets.cute.form import UnsupportedRegion
+
+    try:
+        source(region)
+    except UnsupportedRegion as error:
+        return str(error)
+    return None
+
+
+def fits(region: Region, operands: Sequence[Tensor]) -> str | None:
+    """Why a Region's kernels can't read these operands (device, types, strides, alignment, empty axes), or None."""
+    from postlude.targets.cute.launcher import fits
+
+    return fits(region, operands)
+
+
+def candidates(region: Region, m: int, n: int, k: int, capability: tuple[int, int], processors: int = 132) -> list[Configuration]:
+    """Configurations worth trying for a Region's first group, the one expected to be fastest first."""
+    from postlude.targets.cute.configurations import Problem, ranked
+    from postlude.targets.cute.form import forms
+
+    paired = forms(region)[0].paired
+    return ranked(Problem(m, n * (2 if paired else 1), k, paired=paired), capability[0], processors)
+
+
+def load(region: Region, configuration: Configuration | None = None) -> "Kernel":
+    """The kernel: callable with the operands and the results. Kernels are compiled for what comes, at the first call.
+
+    Args:
+        region: the program.
+        configuration: tiles and clusters for all groups; None leaves it to the sizes of each call.
+    """
+    from postlude.targets.cute.launcher import Kernel
+
+    return Kernel(region, configuration)

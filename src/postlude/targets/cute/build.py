@@ -1,0 +1,197 @@
+"""From a generated module to a compiled kernel, through the content-addressed cache.
+
+Two kinds of entries: the generated source, from which it is imported, and the compiled object (host code that encodes the tensor
+maps and launches, with the device code inside), which a later process loads in milliseconds. An object is compiled for symbolic
+sizes: types, which dimension lies along memory, the configuration and the architecture are all that it is special to.
+"""
+
+import hashlib
+import importlib.metadata
+import json
+import sys
+import threading
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from functools import lru_cache
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from postlude import cache
+from postlude.ir import Region
+from postlude.ir.region import DTYPE_NAMES
+from postlude.targets.cute import codegen
+from postlude.targets.cute.configurations import Configuration
+from postlude.targets.cute.form import Argument, Form, forms
+
+
+@dataclass(frozen=True)
+class Target:
+    """What a kernel is compiled for.
+
+    Attributes:
+        major: major compute capability.
+        minor: minor compute capability.
+        clusters: clusters of each size 1, 2, 4 that run at once on the device.
+    """
+
+    major: int
+    minor: int
+    clusters: tuple[int, int, int]
+
+    @property
+    def architecture(self) -> str:
+        """As the compiler names it."""
+        return f"sm_{self.major}{self.minor}{'a' if self.major >= 9 else ''}"
+
+    def active_clusters(self, size: int) -> int:
+        """Clusters of a size that run at once."""
+        return self.clusters[(1, 2, 4).index(size)]
+
+
+#: The unit-stride dimension of each argument of a kernel, by the argument's own axes; None for a tensor of one element.
+Layout = tuple[int | None, ...]
+
+_PTX = "kernel.ptx"
+_OBJECT = "kernel.o"
+_FUNCTION = "launch"
+_lock = threading.Lock()
+
+
+def load(
+    region: Region, index: int, reverse: bool, layout: Layout, configuration: Configuration, target: Target
+) -> Callable[..., None]:
+    """The compiled kernel of a Region's group: callable with the group's tensors, operands first."""
+    import cutlass.cute as cute
+
+    path = object_path(region, index, reverse, layout, configuration, target)
+    return cute.runtime.load_module(str(path), enable_tvm_ffi=True)[_FUNCTION]  # type: ignore[no-any-return]
+
+
+def object_path(region: Region, index: int, reverse: bool, layout: Layout, configuration: Configuration, target: Target) -> Path:
+    """The object file of a kernel, compiled if it is not in the cache."""
+    source = codegen.generate(region, reverse)
+    parts = {
+        "source": source,
+        "group": index,
+        "layout": layout,
+        "configuration": asdict(configuration),
+        "target": asdict(target),
+        "toolchain": _toolchain(),
+    }
+    key = hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
+
+    def build(folder: Path) -> None:
+        compiled = compile_kernel(region, index, reverse, layout, configuration, target)
+        compiled.export_to_c(object_file_path=str(folder / _OBJECT), function_name=_FUNCTION)
+
+    return cache.default().get_or_build(key, build) / _OBJECT
+
+
+@lru_cache
+def _toolchain() -> dict[str, str]:
+    """What else decides the object: versions, and our own files that are traced."""
+    packages = ("nvidia-cutlass-dsl", "quack-kernels", "apache-tvm-ffi")
+    versions = {name: importlib.metadata.version(name) for name in packages}
+    traced = ("build", "functions", "operands", "tracing")
+    text = b"".join((Path(__file__).parent / f"{name}.py").read_bytes() for name in traced)
+    return versions | {"traced": hashlib.sha256(text).hexdigest()}
+
+
+def compile_kernel(
+    region: Region,
+    index: int,
+    reverse: bool,
+    layout: Layout,
+    configuration: Configuration,
+    target: Target,
+    options: str = "",
+) -> Any:
+    """Trace and compile the kernel of a group; needs no GPU. One at a time: the compiler is not safe under threads."""
+    import cutlass.cute as cute
+
+    form = forms(region, reverse)[index]
+    with _lock:
+        module = import_module(codegen.generate(region, reverse))
+        suffix = codegen.suffix_of(region, form)
+        gemm = _gemm(getattr(module, f"epilogue{suffix}"), form, configuration, target)
+        stream = cute.runtime.make_fake_stream(use_tvm_ffi_env_stream=True)
+        arguments = _fake_arguments(form, layout)
+        options = f"--enable-tvm-ffi --gpu-arch={target.architecture} {options}".strip()
+        return cute.compile(getattr(module, f"launch{suffix}"), gemm, *arguments, stream, options=options)
+
+
+def import_module(source: str) -> ModuleType:
+    """The generated module, imported from its file in the cache, where people and tracebacks find it."""
+    key = hashlib.sha256(source.encode()).hexdigest()
+    name = f"postlude_cute_{key[:16]}"
+    if name not in sys.modules:
+        path = cache.default().get_or_build(key, lambda folder: _write(folder / "kernel.py", source)) / "kernel.py"
+        module = ModuleType(name)
+        module.__file__ = str(path)
+        sys.modules[name] = module
+        try:
+            exec(compile(source, str(path), "exec"), module.__dict__)
+        except BaseException:
+            del sys.modules[name]
+            raise
+    return sys.modules[name]
+
+
+def _write(path: Path, text: str) -> None:
+    path.write_text(text)
+
+
+def _gemm(epilogue: Any, form: Form, configuration: Configuration, target: Target) -> Any:
+    """The GEMM object with this epilogue."""
+    import cutlass
+    from quack.rounding import RoundingMode
+
+    kinds = codegen.load_kinds(form)
+    if configuration.swapped:
+        exchanged = {"row": "col", "col": "row"}
+        kinds = {name: exchanged.get(kind, kind) for name, kind in kinds.items()}
+    cls = epilogue._mint(tuple(kinds.items()), target.major, form.paired, False, (), RoundingMode.RN, (), False)
+    tile = (configuration.tile_m, configuration.tile_n, *([configuration.tile_k] if configuration.tile_k else []))
+    cluster = (configuration.cluster_m, configuration.cluster_n, 1)
+    more = {"pingpong": configuration.pingpong, "is_persistent": True} if target.major in (9, 12) else {}
+    gemm = cls(cutlass.Float32, _cutlass_type(form.of_kind("left")[0]), tile, cluster, **more)
+    gemm.configuration = configuration
+    gemm.active_clusters = target.active_clusters(configuration.cluster_size)
+    return gemm
+
+
+def _cutlass_type(argument: Argument) -> Any:
+    import cutlass
+
+    names = {"bf16": "BFloat16", "f16": "Float16", "f32": "Float32"}
+    return getattr(cutlass, names[DTYPE_NAMES[argument.dtype]])
+
+
+def _fake_arguments(form: Form, layout: Layout) -> list[Any]:
+    """Tensors of symbolic sizes and strides; the compiled function checks real ones against them at each call."""
+    import cutlass.cute as cute
+
+    sizes = {axis: cute.sym_int() for argument in form.arguments for axis in argument.axes}
+    pair_strides: dict[tuple[str, ...], tuple[Any, ...]] = {}
+    fakes = []
+    for argument, unit in zip(form.arguments, layout, strict=True):
+        dtype = _cutlass_type(argument)
+        if argument.kind == "scalar":
+            fakes.append(cute.runtime.make_fake_tensor(dtype, (1,), stride=(1,), assumed_align=dtype.width // 8))
+            continue
+        align = alignment(argument)
+        elements = max(align * 8 // dtype.width, 1)
+        shape = tuple(sizes[axis] for axis in argument.axes)
+        stride = tuple(1 if dim == unit else cute.sym_int64(divisibility=elements) for dim in range(len(shape)))
+        if form.paired and argument.kind == "right":
+            stride = pair_strides.setdefault(argument.axes, stride)
+        fakes.append(cute.runtime.make_fake_tensor(dtype, shape, stride=stride, assumed_align=align))
+    return fakes
+
+
+def alignment(argument: Argument) -> int:
+    """Bytes to which an argument's address and strides are multiples: tensor maps need 16, vectors are read 4 bytes at a time."""
+    if argument.kind in ("row", "col"):
+        return 4
+    return argument.dtype.itemsize if argument.kind == "scalar" else 16

@@ -1,0 +1,65 @@
+"""Epilogue operands that QuACK has no op for.
+
+`ScalarLoad` reads a tensor of one element of any type, `PairedRowLoad` a row [n] for a GEMM whose accumulator holds n pairs of
+columns.
+"""
+
+from typing import Any
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import Float32
+from quack.epilogue.ops import EpiOp, EpiSmemBytes, RowVecLoad
+
+
+class ScalarLoad(EpiOp):
+    """A tensor of one element, read once per tile as float32."""
+
+    fn_port = "scalar"
+
+    def param_fields(self) -> list[tuple[str, Any, Any]]:
+        return [(self.name, object, None)]
+
+    def to_params(self, gemm: Any, args: Any) -> dict[str, Any]:
+        return {self.name: getattr(args, self.name)}
+
+    @cute.jit
+    def begin(self, gemm, param, smem_tensor, ctx):  # type: ignore[no-untyped-def]
+        return param[0].to(Float32)
+
+
+class PairedRowLoad(RowVecLoad):
+    """A row [n] where the accumulator's columns are pairs: both columns of a pair see one element."""
+
+    fn_port = "value"
+
+    def _tile_size(self, cta_tile_shape_mnk: Any) -> int:
+        return cta_tile_shape_mnk[1] // 2  # type: ignore[no-any-return]
+
+    def smem_bytes(self, arg_tensor: Any, cta_tile_shape_mnk: Any, epi_tile: Any, warp_shape_mnk: Any = None) -> EpiSmemBytes:
+        return EpiSmemBytes(unstaged=self._tile_size(cta_tile_shape_mnk) * (arg_tensor.element_type.width // 8))
+
+    @cute.jit
+    def begin(self, gemm, param, smem_tensor, ctx):  # type: ignore[no-untyped-def]
+        pairs = ctx.tile_N // 2
+        row = self._get_gmem_vec(param, ctx)
+        first = ctx.tile_coord_mnkl[1] * pairs
+        limit = min(cute.size(row, mode=[0]) - first, pairs)
+        for step in cutlass.range_constexpr((pairs + ctx.num_epi_threads - 1) // ctx.num_epi_threads):
+            column = ctx.tidx + step * ctx.num_epi_threads
+            if column < limit:
+                smem_tensor[column] = row[first + column]
+        twice = cute.make_layout((ctx.tile_M, (2, pairs)), stride=(0, (0, 1)))
+        in_tile = ctx.partition_for_epilogue_fn(cute.make_tensor(smem_tensor.iterator, twice))
+        if cutlass.const_expr(ctx.tiled_copy_t2r is not None):
+            in_tile = ctx.tiled_copy_r2s.retile(in_tile)
+        one_subtile = cute.group_modes(in_tile, 3, cute.rank(in_tile))[None, None, None, 0]
+        return [in_tile, cute.make_rmem_tensor(one_subtile.shape, gemm.acc_dtype)]
+
+    @cute.jit
+    def begin_loop(self, gemm, state, epi_coord):  # type: ignore[no-untyped-def]
+        in_tile, values = state[0], state[1]
+        here = cute.group_modes(in_tile, 3, cute.rank(in_tile))[None, None, None, epi_coord]
+        for i in cutlass.range_constexpr(cute.size(values)):
+            values[i] = here[i].to(gemm.acc_dtype)
+        return values

@@ -1,0 +1,93 @@
+"""Whether this target can be used here: the packages, the GPU, and whether what they compile is right."""
+
+import importlib.metadata
+import importlib.util
+from functools import lru_cache
+
+import torch
+
+from postlude.errors import PostludeError
+from postlude.ir import parse
+
+#: Package -> versions that the kernels were checked with on a GPU.
+TESTED = {"nvidia-cutlass-dsl": ("4.7.1",), "quack-kernels": ("0.6.5",)}
+
+#: A bias, an activation, a residual and a second result, on a tile that is cut off on both sides.
+_PROBE = (
+    "region(m, n, k); %x = operand [m, k] bf16; %w = operand [n, k] bf16; %row = operand [n] bf16; %tile = operand [m, n] bf16;"
+    " %acc = contract %x, %w : f32; %0 = add %acc, %row; %1 = sigmoid %0; %2 = mul %0, %1; %3 = add %2, %tile;"
+    " yield [m, n] bf16 %3; yield [m, n] f32 %0"
+)
+_PROBE_SIZES = {"m": 328, "n": 392, "k": 264}
+
+#: Largest error, relative to the largest result, that the probe may show. bfloat16 keeps 8 bits.
+_PROBE_ERROR = 2.0**-7
+
+
+class ToolchainRefused(PostludeError):
+    """The installed CuTe DSL or QuACK does not compile kernels that compute what they should."""
+
+    def __init__(self, reason: str) -> None:
+        tested = "; ".join(f"{name} {', '.join(versions)}" for name, versions in TESTED.items())
+        super().__init__(
+            f"The CUDA kernels of this installation ({_installed()}) failed their self-test: {reason}. Versions that were tested:"
+            f" {tested}. Install those: pip install 'postlude[cuda]'. Until then the `cute` target is not used."
+        )
+
+
+def available() -> str | None:
+    """Why the target can't be used here, or None. Imports nothing heavy and never raises; the self-test is `check`'s."""
+    for module, package in (("cutlass", "nvidia-cutlass-dsl"), ("quack", "quack-kernels"), ("tvm_ffi", "apache-tvm-ffi")):
+        try:
+            found = importlib.util.find_spec(module) is not None
+        except (ImportError, ValueError):
+            found = False
+        if not found:
+            return f"the package {package} is not installed: pip install 'postlude[cuda]'"
+    try:
+        if not torch.cuda.is_available():
+            return "no CUDA device is visible to torch"
+        major, minor = torch.cuda.get_device_capability()
+    except Exception as error:  # whatever a broken driver raises
+        return f"torch can't ask the CUDA device: {error}"
+    if major not in (9, 10, 12):
+        return f"there are no kernels for compute capability {major}.{minor}"
+    return None
+
+
+@lru_cache
+def check(device: torch.device) -> None:
+    """Compile and run one kernel, once per process and device.
+
+    Raises:
+        ToolchainRefused: it failed, or its results are wrong.
+    """
+    from postlude.targets.aten import evaluate
+    from postlude.targets.cute.launcher import Kernel
+
+    region = parse(_PROBE)
+    generator = torch.Generator(device).manual_seed(0)
+    operands = [
+        torch.randn([_PROBE_SIZES[axis] for axis in o.axes], device=device, dtype=torch.float32, generator=generator).to(o.dtype)
+        for o in region.operands
+    ]
+    results = [torch.full((_PROBE_SIZES["m"], _PROBE_SIZES["n"]), torch.nan, device=device, dtype=y.dtype) for y in region.yields]
+    try:
+        Kernel(region)(*operands, *results)
+        torch.cuda.synchronize(device)
+    except Exception as error:  # whatever another version of the packages raises
+        raise ToolchainRefused(f"{type(error).__name__}: {str(error).strip().splitlines()[0] if str(error) else ''}") from error
+    for result, expected in zip(results, evaluate(region, operands, arithmetic=torch.float64, rounded=False), strict=True):
+        off = ((result.double() - expected).abs().max() / expected.abs().max()).item()
+        if not off <= _PROBE_ERROR:  # NaN is wrong too
+            raise ToolchainRefused(f"an error of {off:.2g} where at most {_PROBE_ERROR:.2g} was expected")
+
+
+def _installed() -> str:
+    versions = []
+    for name in TESTED:
+        try:
+            versions.append(f"{name} {importlib.metadata.version(name)}")
+        except importlib.metadata.PackageNotFoundError:
+            versions.append(f"{name} without a version")
+    return ", ".join(versions)

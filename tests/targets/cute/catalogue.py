@@ -1,0 +1,36 @@
+"""Regions that stand for what the target can express, small enough to compile one by one."""
+
+from postlude.ir import Region, parse, verify
+
+_HEAD = "region(m, n, k); %x = operand [m, k] bf16; %w = operand [n, k] bf16;"
+
+_PROGRAMS = {
+    "plain": f"{_HEAD} %acc = contract %x, %w : f32; yield [m, n] bf16 %acc",
+    "gelu_erf": f"{_HEAD} %row = operand [n] bf16; %0 = const 0.5; %acc = contract %x, %w : f32; %1 = add %acc, %row;"
+    " %2 = mul %0, %1; %3 = const 0.7071067811865476; %4 = mul %3, %1; %5 = erf %4; %6 = const 1.0; %7 = add %5, %6;"
+    " %8 = mul %2, %7; yield [m, n] bf16 %8",
+    "gelu_tanh": f"{_HEAD} %row = operand [n] bf16; %0 = const 0.5; %acc = contract %x, %w : f32; %1 = add %acc, %row;"
+    " %2 = mul %0, %1; %3 = const 1.0; %4 = mul %1, %1; %5 = mul %4, %1; %6 = const 0.044715; %7 = mul %5, %6; %8 = add %7, %1;"
+    " %9 = const 0.7978845608028654; %10 = mul %8, %9; %11 = tanh %10; %12 = add %3, %11; %13 = mul %2, %12;"
+    " yield [m, n] bf16 %13",
+    # Every kind of operand, several results of several types, one transposed, and a size that the program uses.
+    "everything": f"{_HEAD} %row = operand [n] f32; %tile = operand [m, n] f32; %col = operand [m] bf16;"
+    " %scalar = operand [] bf16; %acc = contract %x, %w : f32; %0 = add %acc, %row; %1 = mul %0, %col; %2 = mul %1, %scalar;"
+    " %3 = add %2, %tile;"
+    " %4 = const 0.0; %5 = gt %3, %4; %6 = neg %3; %7 = where %5, %3, %6; %8 = extent n; %9 = mul %7, %8; %10 = round_to bf16 %9;"
+    " yield [m, n] bf16 %7; yield [m, n] f32 %10; yield [m, n] bf16 %0 order 1 0",
+    "swiglu": f"{_HEAD} %w1 = operand [n, k] bf16; %row = operand [n] bf16; %acc = contract %x, %w : f32;"
+    " %acc1 = contract %x, %w1 : f32; %0 = const 1.0; %1 = neg %acc; %2 = exp %1; %3 = add %0, %2; %4 = div %acc, %3;"
+    " %5 = round_to bf16 %4; %6 = add %acc1, %row; %7 = mul %6, %5; yield [m, n] bf16 %7; yield [m, n] bf16 %acc",
+    "projections": "region(m, n, n1, k); %x = operand [m, k] f16; %w = operand [n, k] f16; %w1 = operand [k, n1] f16;"
+    " %acc = contract %x, %w : f32; %acc1 = contract %x, %w1 : f32; yield [m, n] f16 %acc; yield [m, n1] f16 %acc1",
+    "batched": "region(b, m, n, k); %x = operand [b, m, k] bf16; %w = operand [b, k, n] bf16; %row = operand [b, n] bf16;"
+    " %tile = operand [b, m, n] bf16; %acc = contract %x, %w : f32; %0 = add %acc, %row; %1 = relu %0; %2 = add %1, %tile;"
+    " yield [b, m, n] bf16 %2",
+}
+
+#: Name -> Region.
+CATALOGUE: dict[str, Region] = {name: parse(program) for name, program in _PROGRAMS.items()}
+
+for _region in CATALOGUE.values():
+    verify(_region)
