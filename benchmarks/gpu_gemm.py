@@ -355,7 +355,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=math.inf, help="start no case after this many seconds")
     arguments = parser.parse_args()
     begin = time.perf_counter()
-    if reason := cute.available():
+    if reason := cute.unavailable():
         sys.exit(f"the cute target can't be used here: {reason}")
     arguments.peers = arguments.peers.split(",")
     cases = [

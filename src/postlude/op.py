@@ -7,6 +7,7 @@ tensors can't pass through Inductor's C++ wrapper on every supported torch. The 
 """
 
 from collections.abc import Sequence
+from contextlib import nullcontext
 from functools import lru_cache
 from typing import Any
 
@@ -60,7 +61,9 @@ def _execute(program: str, operands: Sequence[Tensor]) -> Any:
 
     region = region_of(program)
     results = allocate_results(region, operands)
-    kernel(operands[0].device.type, program)(*operands, *results)
+    device = operands[0].device
+    with nullcontext() if device.type == "cpu" else torch.get_device_module(device).device(device):
+        kernel(device.type, program)(*operands, *results)
     return results[0] if len(results) == 1 else tuple(results)
 
 

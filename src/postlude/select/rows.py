@@ -21,7 +21,7 @@ MANY = ("blas", "cute", "triton")
 class ByRows:
     """A Region's kernels on a GPU, each made when the first call needs it.
 
-    A kernel may have a method ``fits(*tensors) -> bool`` where it can't take every stride or alignment.
+    A kernel that can't take a call's strides or alignment returns False, and the next one is asked.
     """
 
     def __init__(self, region: Region, names: Sequence[str]) -> None:
@@ -39,8 +39,7 @@ class ByRows:
         rows = prod(tensors[self.left].shape[self.rows])
         for name in self.few if rows <= FEW_ROWS else self.many:
             kernel = self.kernel(name)
-            if kernel is not None and (not hasattr(kernel, "fits") or kernel.fits(*tensors)):
-                kernel(*tensors)
+            if kernel is not None and kernel(*tensors) is not False:
                 return
         self.kernel("aten")(*tensors)  # type: ignore[misc]
 

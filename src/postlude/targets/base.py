@@ -6,7 +6,8 @@ from typing import Any, Protocol, cast
 
 from postlude.ir import Region
 
-#: A kernel: called with the operands, then the results that it fills.
+#: A kernel: called with the operands, then the results that it fills. It may return False, which says that it can't take
+#: these tensors and has done nothing.
 Kernel = Callable[..., Any]
 
 
@@ -31,7 +32,7 @@ class Target(Protocol):
 
 
 #: Targets by device type, `aten`, the interpreter, serves whatever none of them does.
-TARGETS: dict[str, tuple[str, ...]] = {"cpu": ("cpp",), "cuda": ("blas",)}
+TARGETS: dict[str, tuple[str, ...]] = {"cpu": ("cpp",), "cuda": ("cute", "blas")}
 
 
 def target(name: str) -> Target:

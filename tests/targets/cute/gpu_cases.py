@@ -50,7 +50,7 @@ def check(region: Region, operands: list[Tensor], configuration: Configuration |
     results = allocate_results(region, operands)
     for result in results:
         result.fill_(torch.nan)
-    cute.load(region, configuration)(*operands, *results)
+    assert cute.load(region, configuration)(*operands, *results)
     torch.cuda.synchronize()
     exact = evaluate(region, operands, arithmetic=torch.float64, rounded=False)
     single = evaluate(region, operands)
@@ -158,7 +158,7 @@ def check_ops(names: tuple[str, ...], short: str) -> str:
     second[1, : len(special)] = special.roll(3).cuda()
     operands = [{"x": x, "w": w, "tile": first, "tile1": second}[o.name] for o in region.operands]
     results = allocate_results(region, operands)
-    cute.load(region)(*operands, *results)
+    assert cute.load(region)(*operands, *results)
     torch.cuda.synchronize()
     single = evaluate(region, operands)
     exact = evaluate(region, operands, arithmetic=torch.float64, rounded=False)

@@ -4,7 +4,7 @@ import pytest
 
 from postlude.targets import cute
 
-_REASON = cute.available()
+_REASON = cute.unavailable()
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(_REASON is not None, reason=str(_REASON))]
 
 

@@ -23,12 +23,12 @@ from torch import Tensor
 
 from postlude.ir import Region
 from postlude.targets.cute.configurations import Configuration
-from postlude.targets.cute.toolchain import available
+from postlude.targets.cute.toolchain import unavailable
 
 if TYPE_CHECKING:
     from postlude.targets.cute.launcher import Kernel
 
-__all__ = ["Configuration", "available", "candidates", "fits", "load", "source", "unsupported"]
+__all__ = ["Configuration", "candidates", "fits", "load", "source", "unavailable", "unsupported"]
 
 
 @lru_cache(maxsize=1024)

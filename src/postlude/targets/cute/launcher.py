@@ -15,7 +15,7 @@ from torch import Tensor
 
 from postlude.ir import Region
 from postlude.targets.aten.interpreter import axis_sizes, batch_shape
-from postlude.targets.cute import build
+from postlude.targets.cute import build, toolchain
 from postlude.targets.cute.build import Target
 from postlude.targets.cute.configurations import Configuration, Problem, ranked
 from postlude.targets.cute.form import Argument, Form, forms
@@ -25,6 +25,9 @@ View = tuple[tuple[int, ...], tuple[int, ...]] | None
 
 #: Tensor maps hold strides of less than this many bytes.
 _STRIDE_LIMIT = 1 << 40
+
+#: Plans of one kernel that are kept. Beyond that, shapes change so much that planning is part of every call.
+_MOST_PLANS = 4096
 
 
 class OperandsDoNotFit(ValueError):
@@ -38,33 +41,56 @@ class _Call:
 
 
 class Kernel:
-    """Callable ``(*operands, *results) -> None`` on the current stream of the operands' device.
+    """Callable ``(*operands, *results)`` on the current stream of the operands' device.
 
-    Raises `OperandsDoNotFit` for tensors that the kernels can't read; ask `fits` before.
+    A call returns False, and has done nothing, where the kernels can't read the tensors as they lie: another target can.
+    `fits` says why.
     """
 
-    def __init__(self, region: Region, configuration: Configuration | None = None) -> None:
+    def __init__(self, region: Region, configuration: Configuration | None = None, *, trusted: bool = False) -> None:
         self.region = region
         self.configuration = configuration
+        #: Whether the toolchain's self-test need not be asked: it is what runs.
+        self.trusted = trusted
         self.paired = tuple(_pair(form) for form in forms(region) if form.paired)
-        self._plans: dict[tuple[object, ...], tuple[_Call, ...]] = {}
+        self._plans: dict[tuple[object, ...], tuple[_Call, ...] | None] = {}
         self._lock = threading.Lock()
 
-    def __call__(self, *tensors: Tensor) -> None:
-        """Launch the kernels."""
+    def __call__(self, *tensors: Tensor) -> bool:
+        """Launch the kernels; False if they can't take these tensors."""
+        pointers = [tensor.data_ptr() for tensor in tensors]
+        low = 0
+        for pointer in pointers:
+            low |= pointer
         key = (
-            tensors[0].device.index,
-            *[t.shape for t in tensors],
-            *[t.stride() for t in tensors],
-            *[tensors[a].data_ptr() < tensors[b].data_ptr() for a, b in self.paired],
+            tensors[0].get_device(),
+            None if low & 15 == 0 else tuple([pointer & 15 for pointer in pointers]),
+            *[tensor.shape for tensor in tensors],
+            *[tensor.stride() for tensor in tensors],
+            *[pointers[a] < pointers[b] for a, b in self.paired],
         )
-        plan = self._plans.get(key)
+        try:
+            plan = self._plans[key]
+        except KeyError:
+            plan = self._remember(key, tensors)
         if plan is None:
-            plan = self._make_plan(tensors)
-            with self._lock:
-                self._plans[key] = plan
+            return False
         for call in plan:
             call.function(*[tensors[i] if view is None else tensors[i].as_strided(*view) for i, view in call.arguments])
+        return True
+
+    def _remember(self, key: tuple[object, ...], tensors: Sequence[Tensor]) -> tuple[_Call, ...] | None:
+        device = tensors[0].device
+        try:
+            with torch.cuda.device(device):
+                plan = None if not self.trusted and toolchain.refused(device) else self._make_plan(tensors)
+        except OperandsDoNotFit:
+            plan = None
+        with self._lock:
+            if len(self._plans) >= _MOST_PLANS:
+                self._plans.clear()
+            self._plans[key] = plan
+        return plan
 
     def _make_plan(self, tensors: Sequence[Tensor]) -> tuple[_Call, ...]:
         count = len(self.region.operands)

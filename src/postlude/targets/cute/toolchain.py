@@ -2,6 +2,7 @@
 
 import importlib.metadata
 import importlib.util
+import warnings
 from functools import lru_cache
 
 import torch
@@ -35,8 +36,9 @@ class ToolchainRefused(PostludeError):
         )
 
 
-def available() -> str | None:
-    """Why the target can't be used here, or None. Imports nothing heavy and never raises; the self-test is `check`'s."""
+@lru_cache(maxsize=1)
+def unavailable() -> str | None:
+    """Why the target can't be used here, or None. Imports nothing heavy and never raises; the self-test is `refused`'s."""
     for module, package in (("cutlass", "nvidia-cutlass-dsl"), ("quack", "quack-kernels"), ("tvm_ffi", "apache-tvm-ffi")):
         try:
             found = importlib.util.find_spec(module) is not None
@@ -56,8 +58,18 @@ def available() -> str | None:
 
 
 @lru_cache
+def refused(device: torch.device) -> bool:
+    """Whether the self-test failed on a device. The first call runs it; a failure is told as a warning, once."""
+    try:
+        check(device)
+    except ToolchainRefused as error:
+        warnings.warn(str(error), stacklevel=2)
+        return True
+    return False
+
+
 def check(device: torch.device) -> None:
-    """Compile and run one kernel, once per process and device.
+    """Compile and run one kernel.
 
     Raises:
         ToolchainRefused: it failed, or its results are wrong.
@@ -73,7 +85,7 @@ def check(device: torch.device) -> None:
     ]
     results = [torch.full((_PROBE_SIZES["m"], _PROBE_SIZES["n"]), torch.nan, device=device, dtype=y.dtype) for y in region.yields]
     try:
-        Kernel(region)(*operands, *results)
+        Kernel(region, trusted=True)(*operands, *results)
         torch.cuda.synchronize(device)
     except Exception as error:  # whatever another version of the packages raises
         raise ToolchainRefused(f"{type(error).__name__}: {str(error).strip().splitlines()[0] if str(error) else ''}") from error
