@@ -216,6 +216,7 @@ def target_of(device: torch.device) -> Target:
     """What kernels are compiled for on a device."""
     import cutlass
 
+    torch.cuda.synchronize(device)  # whoever comes first makes the context that the question about clusters needs
     major, minor = torch.cuda.get_device_capability(device)
     hardware = cutlass.utils.HardwareInfo(device.index or 0)
     processors = torch.cuda.get_device_properties(device).multi_processor_count
