@@ -32,9 +32,7 @@ def run(region: Region, operands: Sequence[Tensor]) -> list[Tensor]:
     return results
 
 
-def check(
-    region: Region, operands: Sequence[Tensor], run: Callable[[Region, Sequence[Tensor]], list[Tensor]] = run
-) -> None:
+def check(region: Region, operands: Sequence[Tensor], run: Callable[[Region, Sequence[Tensor]], list[Tensor]] = run) -> None:
     """Assert that each result is as near to the float64 oracle as float32 arithmetic can be expected to come.
 
     The allowance of an element: a few roundings of the result's type, a few times what ATen's float32 misses, and what the

@@ -32,6 +32,4 @@ def moved(tensor: Tensor) -> Tensor:
     if DEVICE == "cpu":
         return tensor
     storage = tensor.untyped_storage().to(device=DEVICE)
-    return torch.empty(0, dtype=tensor.dtype, device=DEVICE).set_(
-        storage, tensor.storage_offset(), tensor.shape, tensor.stride()
-    )
+    return torch.empty(0, dtype=tensor.dtype, device=DEVICE).set_(storage, tensor.storage_offset(), tensor.shape, tensor.stride())

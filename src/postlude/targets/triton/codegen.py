@@ -36,11 +36,11 @@ TYPES: dict[torch.dtype, str] = {
 #: Constants that each kernel takes: tile sizes, what is known about the call, and for `gemm` the orientation of a tile.
 CONSTANTS: dict[str, tuple[str, ...]] = {
     "gemv": ("BLOCK_N", "BLOCK_K", "STAGES", "EVEN_K", "INDEX"),
-    "gemm": ("BLOCK_M", "BLOCK_N", "BLOCK_K", "GROUP_M", "SPLIT_K", "STAGES", "SWAP", "PRECISION", "EVEN_K", "INDEX"),
+    "gemm": ("BLOCK_M", "BLOCK_N", "BLOCK_K", "GROUP_M", "SPLIT", "STAGES", "SWAP", "PRECISION", "EVEN_K", "INDEX"),
 }
 
-#: Pointers to workspace that each kernel takes after those to tensors.
-WORKSPACE: dict[str, tuple[str, ...]] = {"gemv": (), "gemm": ("partials", "counters")}
+#: What each kernel takes between the tensors and the sizes: workspace, and how many programs share a tile's sum.
+WORKSPACE: dict[str, tuple[str, ...]] = {"gemv": (), "gemm": ("partials", "counters", "splits")}
 
 _COMMENT_COLUMN = 64
 _AXIS_ORDER = "bmkn"
@@ -50,7 +50,9 @@ class UnsupportedRegion(PostludeError):
     """The triton target has no kernel of this form; the Region runs on another target."""
 
     def __init__(self, reason: str) -> None:
-        super().__init__(f"The triton target can't generate this Region: {reason}. Use target 'aten' for it, or split the Region.")
+        super().__init__(
+            f"The triton target can't generate this Region: {reason}. Use target 'aten' for it, or split the Region."
+        )
 
 
 @dataclass(frozen=True)
@@ -194,8 +196,9 @@ class _Writer:
         """One kernel: the part of each group, chosen by the program's number."""
         strides = [self.name(s) for t in range(len(self.pointers)) for s in self.strides_of(t)]
         constants = [f"{name}: tl.constexpr" for name in CONSTANTS[form]]
-        counts = "[" + ", ".join(f'"{axis}"' for axis in self.sizes if axis in ROW_AXES) + "]"
-        lines = [f"@triton.jit(do_not_specialize={counts})"]
+        counts = [axis for axis in self.sizes if axis in ROW_AXES] + [name for name in WORKSPACE[form] if name == "splits"]
+        names = ", ".join(f'"{name}"' for name in counts)
+        lines = [f"@triton.jit(do_not_specialize=[{names}])"]
         lines += _definition(form, [*self.pointers, *WORKSPACE[form], *self.sizes, *strides, *constants])
         lines.append("    program = tl.program_id(0)")
         if self.chained:
@@ -222,7 +225,7 @@ class _Writer:
         factors = ["b"] if self.region.batched else []
         factors += ["tl.cdiv(m, BLOCK_M)"] if form == "gemm" else []
         factors.append(f"tl.cdiv({group.column}, BLOCK_N)")
-        return " * ".join(factors + (["SPLIT_K"] if form == "gemm" else []))
+        return " * ".join(factors + (["splits"] if form == "gemm" else []))
 
     def gemv(self, group: Group) -> Iterator[str]:
         """Whole rows of the weight, multiplied and added without tensor cores."""
@@ -261,8 +264,8 @@ class _Writer:
     def gemm(self, group: Group) -> Iterator[str]:
         """One tile with tl.dot, or a part of its sum over k."""
         n, type = group.column, self.arithmetic(group)
-        yield "part = program % SPLIT_K"
-        yield "tile = program // SPLIT_K"
+        yield "part = program % splits"
+        yield "tile = program // splits"
         yield "blocks_m = tl.cdiv(m, BLOCK_M)"
         yield f"blocks_n = tl.cdiv({n}, BLOCK_N)"
         if self.region.batched:
@@ -286,7 +289,7 @@ class _Writer:
             yield from self.product(left, contractions, n, type)
         accumulators = [_value(c.name) for c in group.contractions]
         call = self.call(group, "rows", "cols", accumulators)
-        yield "if SPLIT_K == 1:"
+        yield "if not SPLIT:"
         yield from _indented(call)
         yield "else:"
         most = max(len(g.contractions) for g in self.region.groups)
@@ -296,12 +299,12 @@ class _Writer:
         for index, accumulator in enumerate(accumulators):
             yield f"    tl.store(partials + (mine * {most} + {index}) * (BLOCK_M * BLOCK_N) + inside, {accumulator})"
         yield "    tl.debug_barrier()"
-        yield '    arrived = tl.atomic_add(counters + mine // SPLIT_K, 1, sem="acq_rel")'
-        yield "    if arrived == SPLIT_K - 1:"
-        yield "        tl.store(counters + mine // SPLIT_K, 0)"
+        yield '    arrived = tl.atomic_add(counters + mine // splits, 1, sem="acq_rel")'
+        yield "    if arrived == splits - 1:"
+        yield "        tl.store(counters + mine // splits, 0)"
         for index, accumulator in enumerate(accumulators):
             yield f"        {accumulator} = tl.zeros_like({accumulator})"
-            yield "        for other in range(SPLIT_K):"
+            yield "        for other in range(splits):"
             place = f"((mine - part + other) * {most} + {index}) * (BLOCK_M * BLOCK_N)"
             yield f'            {accumulator} += tl.load(partials + {place} + inside, cache_modifier=".cg")'
         yield from _indented(call, 2)
@@ -310,7 +313,7 @@ class _Writer:
         """The loop over k for contractions of one left operand, which is loaded once for all."""
         k = self.contracted_axis(contractions[0])
         operands = self.region.operand_index
-        yield f"length = tl.cdiv(tl.cdiv({k}, BLOCK_K), SPLIT_K) * BLOCK_K"
+        yield f"length = tl.cdiv(tl.cdiv({k}, BLOCK_K), splits) * BLOCK_K"
         yield f"for start in tl.range(part * length, min(part * length + length, {k}), BLOCK_K, num_stages=STAGES):"
         address = self.at(operands[left], {"b": "batch", "m": "rows", k: "(start + k_left)"})
         yield f"    x = {_load(address, _mask('(rows < m)', f'(start + k_left < {k})'))}"
@@ -321,8 +324,11 @@ class _Writer:
             common = TYPES[torch.promote_types(*dtypes)] if contraction.accumulate != torch.float64 else "tl.float64"
             a, b = (name if TYPES[dtype] == common else f"{name}.to({common})" for name, dtype in zip("xw", dtypes, strict=True))
             accumulator = _value(contraction.name)
-            options = f'input_precision=PRECISION, out_dtype={type}'
-            yield f"    {accumulator} = tl.dot({b}, {a}, {accumulator}, {options}) if SWAP else tl.dot({a}, {b}, {accumulator}, {options})"
+            options = f"input_precision=PRECISION, out_dtype={type}"
+            yield "    if SWAP:"
+            yield f"        {accumulator} = tl.dot({b}, {a}, {accumulator}, {options})"
+            yield "    else:"
+            yield f"        {accumulator} = tl.dot({a}, {b}, {accumulator}, {options})"
 
     # The epilogue ---------------------------------------------------------------------------------------------------------
 

@@ -147,9 +147,7 @@ TABLES: dict[tuple[str, int], tuple[Rule, ...]] = {
 def choose(device: Device, problem: Problem) -> Config:
     """The configuration of a call."""
     rule = next(
-        rule
-        for rule in rules(device.arch, problem.element)
-        if problem.m <= rule.rows and rule.along_k in (None, problem.along_k)
+        rule for rule in rules(device.arch, problem.element) if problem.m <= rule.rows and rule.along_k in (None, problem.along_k)
     )
     return fitted(replace(rule.config, split_k=_splits(rule, problem, device)), problem, device)
 
@@ -186,5 +184,5 @@ def smaller(config: Config) -> Config | None:
         return replace(config, block_k=config.block_k // 2)
     if config.form == "gemm" and max(config.block_m, config.block_n) > 16:
         wide = config.block_n >= config.block_m
-        return replace(config, **{"block_n": config.block_n // 2} if wide else {"block_m": config.block_m // 2})
+        return replace(config, block_n=config.block_n // 2) if wide else replace(config, block_m=config.block_m // 2)
     return None

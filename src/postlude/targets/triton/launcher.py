@@ -61,9 +61,10 @@ class Kernel:
         low = 0
         for pointer in pointers:
             low |= pointer
+        precision = _precision() if self._is_float32 else "ieee"
         key = (
             tensors[0].get_device(),
-            _precision() if self._is_float32 else "ieee",
+            precision,
             None if low & 15 == 0 else tuple([pointer & 15 == 0 for pointer in pointers]),
             *[tensor.shape for tensor in tensors],
             *[tensor.stride() for tensor in tensors],
@@ -72,7 +73,7 @@ class Kernel:
         if plan is None:
             if len(self._plans) >= _MOST_PLANS:
                 self._plans.clear()
-            plan = self._plans[key] = self._plan(tensors, key[1])
+            plan = self._plans[key] = self._plan(tensors, precision)
         plan(pointers, tensors)
 
     def _plan(self, tensors: Sequence[Tensor], precision: str) -> _Plan:
@@ -115,7 +116,10 @@ class _Copying:
         dense = list(tensors)
         for index in self.copied:
             given = tensors[index]
-            dense[index] = given.contiguous() if index < self.operands else torch.empty_like(given, memory_format=torch.contiguous_format)
+            if index < self.operands:
+                dense[index] = given.contiguous()
+            else:
+                dense[index] = torch.empty_like(given, memory_format=torch.contiguous_format)
         self.kernel(*dense)
         for index in self.copied:
             if index >= self.operands:
@@ -142,6 +146,7 @@ class _Call:
         """What there is to multiply."""
         region = self.region
         first = region.contractions[0]
+        multiplied = [region.operands[region.operand_index[name]] for c in region.contractions for name in c.inputs]
         contracted, column = region.contraction_axes(first)
         right = self.layouts[region.operand_index[first.right]]
         return Problem(
@@ -149,7 +154,7 @@ class _Call:
             columns=tuple(self.sizes[group.column] for group in region.groups),
             k=min(self.sizes[region.contraction_axes(c)[0]] for c in region.contractions),
             batch=self.sizes["b"],
-            element=max(region.operands[region.operand_index[name]].dtype.itemsize for c in region.contractions for name in c.inputs),
+            element=max(operand.dtype.itemsize for operand in multiplied),
             along_k=right[contracted].step == 1 or right[column].step != 1,
             contractions=max(len(group.contractions) for group in region.groups),
         )
@@ -168,7 +173,7 @@ class _Call:
         if WORKSPACE[config.form]:
             accumulate = max((c.accumulate for c in self.region.contractions), key=lambda dtype: dtype.itemsize)
             values = grid * self.problem().contractions * config.block_m * config.block_n
-            workspace = _Workspace(self.tensors[0].device, accumulate, values, grid // config.split_k, used=config.split_k > 1)
+            workspace = _Workspace(self.tensors[0].device, accumulate, values, grid, config.split_k)
         options = {"num_warps": config.warps, "num_stages": config.stages}
         if config.chained:
             options["launch_pdl"] = True
@@ -193,7 +198,7 @@ class _Call:
             "BLOCK_N": config.block_n,
             "BLOCK_K": config.block_k,
             "GROUP_M": config.group_m,
-            "SPLIT_K": config.split_k,
+            "SPLIT": config.split_k > 1,
             "STAGES": config.stages,
             "SWAP": config.swap,
             "PRECISION": self.precision,
@@ -213,7 +218,7 @@ class _Plain:
     options: dict[str, Any]
 
     def __call__(self, pointers: Sequence[int], tensors: Sequence[Tensor]) -> None:
-        extra = self.workspace.tensors() if self.workspace else ()
+        extra = (*self.workspace.tensors(), self.workspace.splits) if self.workspace else ()
         with _guard(tensors[0].device):
             self.function[(self.grid,)](*tensors, *extra, *self.integers, **self.constants, **self.options)
 
@@ -227,7 +232,7 @@ def direct(plain: _Plain, tensors: Sequence[Tensor]) -> _Plan | None:
     if not isinstance(plain.function, JITFunction):
         return None
     workspace = plain.workspace
-    extra = workspace.tensors() if workspace else ()
+    extra = (*workspace.tensors(), workspace.splits) if workspace else ()
     compiled: Any = plain.function.warmup(
         *tensors, *extra, *plain.integers, grid=(plain.grid,), **plain.constants, **plain.options
     )
@@ -249,7 +254,8 @@ def direct(plain: _Plain, tensors: Sequence[Tensor]) -> _Plan | None:
         else:
             # The memory may go back to torch's allocator before the kernel has run: what takes it next runs after it.
             extra = [tensor.data_ptr() for tensor in workspace.tensors()]
-            run(grid, 1, 1, current_stream(device), function, metadata, None, None, None, *pointers, *extra, *rest)
+            head = (grid, 1, 1, current_stream(device), function, metadata, None, None, None)
+            run(*head, *pointers, *extra, workspace.splits, *rest)
         return None
 
     return launch
@@ -261,13 +267,14 @@ def direct(plain: _Plain, tensors: Sequence[Tensor]) -> _Plan | None:
 class _Workspace:
     """Memory of a launch that splits k: the parts of each tile, and a counter of each tile that is zero between launches."""
 
-    def __init__(self, device: torch.device, dtype: torch.dtype, values: int, counters: int, *, used: bool) -> None:
+    def __init__(self, device: torch.device, dtype: torch.dtype, values: int, programs: int, splits: int) -> None:
         self.device = device
         self.dtype = dtype
         self.values = values
-        self.counters = counters + -counters % 4  # so that each launch's counters are aligned
+        self.splits = splits
+        self.counters = programs // splits + -(programs // splits) % 4  # so that each launch's counters are aligned
         nothing = (torch.empty(1, dtype=dtype, device=device), torch.empty(1, dtype=torch.int32, device=device))
-        self.nothing = None if used else nothing
+        self.nothing = nothing if splits == 1 else None
 
     def tensors(self) -> tuple[Tensor, Tensor]:
         """Memory for one launch on the current stream."""
@@ -281,28 +288,29 @@ class _Counters:
     """Counters of one device.
 
     A stream runs one kernel at a time, so a stream's kernels share counters. A kernel in a CUDA graph has counters of its own:
-    several graphs may run at once.
+    several graphs may run at once. Nothing tells when a graph is gone, so what its kernels were given is never given again.
     """
 
-    SLAB = 1 << 18
+    SLAB = 1 << 20
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
         self.of_stream: dict[int, Tensor] = {}
-        self.slab: Tensor | None = None
-        self.given = 0
+        self.slabs: list[Tensor] = []
+        self.given = self.SLAB
 
     def take(self, count: int) -> Tensor:
         """This many counters, all zero, for a launch on the current stream."""
         if self.device.type == "cpu":
             return torch.zeros(count, dtype=torch.int32)
         if torch.cuda.is_current_stream_capturing():
-            if self.slab is None or self.given + count > self.slab.numel():
+            if self.given + count > self.SLAB:
                 return torch.zeros(count, dtype=torch.int32, device=self.device)  # becomes part of the graph
             self.given += count
-            return self.slab[self.given - count : self.given]
-        if self.slab is None:
-            self.slab = torch.zeros(self.SLAB, dtype=torch.int32, device=self.device)
+            return self.slabs[-1][self.given - count : self.given]
+        if self.given > self.SLAB // 2:
+            self.slabs.append(torch.zeros(self.SLAB, dtype=torch.int32, device=self.device))
+            self.given = 0
             # Kernels on other streams use it too.
             torch.cuda.current_stream(self.device).synchronize()
         stream = torch.cuda.current_stream(self.device).cuda_stream
