@@ -1,5 +1,7 @@
 """Which kernel a call goes to. Kernels are stood in for, so that no GPU is needed; `blas` is the real one."""
 
+from collections.abc import Sequence
+
 import pytest
 import torch
 from torch import Tensor
@@ -9,6 +11,7 @@ from postlude.ir import parse
 from postlude.select import rows
 from postlude.select.rows import FEW_ROWS, ByRows
 from postlude.targets import aten
+from postlude.targets.planned import Launch, PlannedKernel
 
 PRODUCTS = parse(
     "region(m, n, n1, k); %x = operand [m, k] f32; %w = operand [n, k] f32; %w1 = operand [k, n1] f32;"
@@ -16,16 +19,20 @@ PRODUCTS = parse(
 )
 
 
-class Recorded:
-    """A kernel that notes its calls, or refuses them."""
+class Recorded(PlannedKernel):
+    """A kernel that notes its launches; it may refuse to plan, or to launch."""
 
-    def __init__(self, name: str, calls: list[str], fitting: bool = True) -> None:
-        self.name, self.calls, self.fitting = name, calls, fitting
+    def __init__(self, name: str, calls: list[str], *, plans: bool = True, launches: bool = True) -> None:
+        super().__init__()
+        self.name, self.calls, self.plans, self.launches = name, calls, plans, launches
 
-    def __call__(self, *tensors: Tensor) -> bool:
-        if self.fitting:
+    def plan(self, tensors: Sequence[Tensor]) -> Launch | None:
+        return self.launch if self.plans else None
+
+    def launch(self, pointers: Sequence[int], tensors: Sequence[Tensor]) -> bool:
+        if self.launches:
             self.calls.append(self.name)
-        return self.fitting
+        return self.launches
 
 
 def tensors(m: int) -> list[Tensor]:
@@ -54,11 +61,28 @@ def test_leading_dimensions_are_rows_too(calls: list[str]) -> None:
     assert calls == ["triton", "cute"]
 
 
-def test_the_next_takes_what_one_does_not_fit(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("refusal", ["plans", "launches"])
+def test_the_next_takes_what_one_does_not(refusal: str, monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[str] = []
-    monkeypatch.setattr(rows, "_load", lambda name, region: Recorded(name, made, fitting=name != "cute"))
-    ByRows(PRODUCTS, ["cute", "triton"])(*tensors(100))
-    assert made == ["triton"]
+    monkeypatch.setattr(rows, "_load", lambda name, region: Recorded(name, made, **{refusal: name != "cute"}))
+    kernel = ByRows(PRODUCTS, ["cute", "triton"])
+    for call in (kernel, kernel.fixed()):
+        assert call(*tensors(100))
+    assert made == ["triton", "triton"]
+
+
+def test_a_fixed_call_plans_once(calls: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    kernel = ByRows(PRODUCTS, ["triton"])
+    plans = []
+    plan = kernel.plan
+    monkeypatch.setattr(kernel, "plan", lambda given: plans.append(given) or plan(given))
+    call = kernel.fixed()
+    given = tensors(3)
+    odd = [torch.empty(25)[1:].view(3, 8), *given[1:]]
+    for arguments in (given, given, odd, odd, given):
+        assert call(*arguments)
+    assert calls == ["triton"] * 5
+    assert len(plans) == 2  # one for aligned pointers, one for the misaligned one
 
 
 def test_a_kernel_that_can_not_be_built_is_told_once_and_replaced(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,4 @@
-"""Which kernel a call on a GPU goes to: decided anew for each call, by its rows, so that one graph serves every batch size."""
+"""Which kernel a call on a GPU goes to: decided for each shape, by its rows, so that one graph serves every batch size."""
 
 import warnings
 from collections.abc import Sequence
@@ -8,55 +8,78 @@ from torch import Tensor
 
 from postlude.errors import KernelBuildError
 from postlude.ir import Region
-from postlude.targets.base import Kernel, target
+from postlude.targets import aten
+from postlude.targets.base import target
+from postlude.targets.planned import Launch, PlannedKernel
 
 #: Up to this many rows the weights' way through memory takes longer than the arithmetic: Triton's skinny kernels.
 FEW_ROWS = 64
 
-#: Targets in the order in which they are tried, for few rows and for many.
+#: Targets in the order in which they are asked, for few rows and for many.
 FEW = ("triton", "cute", "blas")
 MANY = ("blas", "cute", "triton")
 
 
-class ByRows:
+class ByRows(PlannedKernel):
     """A Region's kernels on a GPU, each made when the first call needs it.
 
-    A kernel that can't take a call's strides or alignment returns False, and the next one is asked.
+    A target that can't take a call's strides or alignment says so, and the next one is asked; at last the interpreter.
     """
 
     def __init__(self, region: Region, names: Sequence[str]) -> None:
+        super().__init__()
         self.region = region
-        self.few = [name for name in FEW if name in names]
-        self.many = [name for name in MANY if name in names]
+        self.names = names
         self.left = region.operand_index[region.contractions[0].left]
         rows_last = region.operands[self.left].axes[-1] == "m"
         #: The dimensions of the left operand that are rows of one product.
         self.rows = slice(-1, None) if rows_last else slice(-2, -1) if region.batched else slice(None, -1)
-        self.kernels: dict[str, Kernel | None] = {}
+        self.kernels: dict[str, PlannedKernel | None] = {}
 
-    def __call__(self, *tensors: Tensor) -> None:
-        """Run the first kernel that takes these tensors."""
+    def settings(self) -> object:
+        """What plans of any of the kernels depend on."""
+        return tuple([kernel.settings() for kernel in self.kernels.values() if kernel is not None])
+
+    def plan(self, tensors: Sequence[Tensor]) -> Launch:
+        """The plan of the first kernel that takes these tensors."""
         rows = prod(tensors[self.left].shape[self.rows])
-        for name in self.few if rows <= FEW_ROWS else self.many:
-            kernel = self.kernel(name)
-            if kernel is not None and kernel(*tensors) is not False:
-                return
-        self.kernel("aten")(*tensors)  # type: ignore[misc]
-
-    def kernel(self, name: str) -> Kernel | None:
-        """A target's kernel; None where it could not be built, of which a warning tells once."""
-        if name not in self.kernels:
+        order = [name for name in (FEW if rows <= FEW_ROWS else MANY) if name in self.names]
+        for position, name in enumerate(order):
             try:
-                self.kernels[name] = _load(name, self.region)
+                kernel = self.kernel(name)
+                launch = kernel.plan(tensors) if kernel is not None else None
             except KernelBuildError as error:
                 warnings.warn(f"{error} Another target takes its place.", stacklevel=2)
-                self.kernels[name] = None
+                launch = self.kernels[name] = None
+            if launch is not None:
+                return self._or_others(launch, order[position + 1 :])
+        return self._interpret
+
+    def kernel(self, name: str) -> PlannedKernel | None:
+        """A target's kernel; None where it could not be built before, of which a warning has told."""
+        if name not in self.kernels:
+            self.kernels[name] = _load(name, self.region)
         return self.kernels[name]
 
+    def _or_others(self, launch: Launch, others: Sequence[str]) -> Launch:
+        """A launch may still refuse (False) what only pointers show; then the others are asked."""
 
-def _load(name: str, region: Region) -> Kernel:
-    if name == "aten":
-        from postlude.runtime import interpreter
+        def run(pointers: Sequence[int], tensors: Sequence[Tensor]) -> None:
+            if launch(pointers, tensors) is not False:
+                return
+            for kernel in map(self.kernel, others):
+                if kernel is not None and kernel(*tensors):
+                    return
+            self._interpret(pointers, tensors)
 
-        return interpreter(region)
-    return target(name).load(region)
+        return run
+
+    def _interpret(self, pointers: Sequence[int], tensors: Sequence[Tensor]) -> None:
+        count = len(self.region.operands)
+        aten.run(self.region, tensors[:count], tensors[count:])
+
+
+def _load(name: str, region: Region) -> PlannedKernel:
+    kernel = target(name).load(region)
+    assert isinstance(kernel, PlannedKernel)
+    return kernel

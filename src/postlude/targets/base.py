@@ -32,7 +32,7 @@ class Target(Protocol):
 
 
 #: Targets by device type, `aten`, the interpreter, serves whatever none of them does.
-TARGETS: dict[str, tuple[str, ...]] = {"cpu": ("cpp",), "cuda": ("cute", "blas")}
+TARGETS: dict[str, tuple[str, ...]] = {"cpu": ("cpp",), "cuda": ("cute", "triton", "blas")}
 
 
 def target(name: str) -> Target:

@@ -1,6 +1,6 @@
 """Runs a Region's compiled kernel, and judges its numbers against the oracle in float64 and against eager in float32."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import torch
@@ -32,7 +32,7 @@ def run(region: Region, operands: Sequence[Tensor]) -> list[Tensor]:
     return results
 
 
-def check(region: Region, operands: Sequence[Tensor]) -> None:
+def check(region: Region, operands: Sequence[Tensor], run: Callable[[Region, Sequence[Tensor]], list[Tensor]] = run) -> None:
     """Assert that each result is as near to the float64 oracle as float32 arithmetic can be expected to come.
 
     The allowance of an element: a few roundings of the result's type, a few times what ATen's float32 misses, and what the

@@ -4,13 +4,14 @@ For many rows cuBLAS is as fast as a plain product gets. A Region that serves fe
 when a call has many.
 """
 
+from collections.abc import Sequence
 from math import prod
 
 import torch
 from torch import Tensor
 
 from postlude.ir import Contract, Region
-from postlude.targets.base import Kernel
+from postlude.targets.planned import Launch, PlannedKernel
 
 
 def unavailable() -> str | None:
@@ -34,7 +35,7 @@ def source(region: Region) -> str:
     return "\n".join(f"torch.mm({c.left[1:]}, {c.right[1:]}, out={c.name[1:]})" for c in region.contractions)
 
 
-def load(region: Region) -> Kernel:
+def load(region: Region) -> PlannedKernel:
     """One `torch.mm` for each result."""
     contractions = {c.name: c for c in region.contractions}
     calls = []
@@ -44,12 +45,25 @@ def load(region: Region) -> Kernel:
         columns_first = region.operands[right].axes[0] == result.axes[-1]
         calls.append((left, rows_last, right, columns_first, len(region.operands) + index))
 
-    def run(*tensors: Tensor) -> None:
-        for left, rows_last, right, columns_first, result in calls:
+    return _Products(calls)
+
+
+class _Products(PlannedKernel):
+    """Calls of the library: (left, its rows are last, right, its columns are first, result), tensors by their position."""
+
+    def __init__(self, calls: list[tuple[int, bool, int, bool, int]]) -> None:
+        super().__init__()
+        self.calls = calls
+
+    def plan(self, tensors: Sequence[Tensor]) -> Launch:
+        """The library takes every tensor."""
+        return self.launch
+
+    def launch(self, pointers: Sequence[int], tensors: Sequence[Tensor]) -> None:
+        """One product after the other."""
+        for left, rows_last, right, columns_first, result in self.calls:
             x, w, out = tensors[left], tensors[right], tensors[result]
             torch.mm(x.t() if rows_last else _flat(x), w.t() if columns_first else w, out=_flat(out))
-
-    return run
 
 
 def _flat(tensor: Tensor) -> Tensor:

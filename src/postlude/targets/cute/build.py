@@ -121,12 +121,21 @@ def compile_kernel(
         return cute.compile(getattr(module, f"launch{suffix}"), gemm, *arguments, stream, options=options)
 
 
+def source_path(region: Region, reverse: bool) -> Path:
+    """The file of a Region's generated module."""
+    return _stored(codegen.generate(region, reverse))
+
+
+def _stored(source: str) -> Path:
+    key = hashlib.sha256(source.encode()).hexdigest()
+    return cache.default().get_or_build(key, lambda folder: _write(folder / "kernel.py", source)) / "kernel.py"
+
+
 def import_module(source: str) -> ModuleType:
     """The generated module, imported from its file in the cache, where people and tracebacks find it."""
-    key = hashlib.sha256(source.encode()).hexdigest()
-    name = f"postlude_cute_{key[:16]}"
+    name = f"postlude_cute_{hashlib.sha256(source.encode()).hexdigest()[:16]}"
     if name not in sys.modules:
-        path = cache.default().get_or_build(key, lambda folder: _write(folder / "kernel.py", source)) / "kernel.py"
+        path = _stored(source)
         module = ModuleType(name)
         module.__file__ = str(path)
         sys.modules[name] = module

@@ -1,24 +1,24 @@
 """The callable of a Region: which compiled kernels serve tensors of these shapes and strides, and how to hand them over.
 
-What depends on shapes and strides alone is decided once and kept as a plan. A call looks its plan up and calls the compiled
-functions, which check every tensor again (type, sizes, strides, alignment) before they touch the GPU.
+The compiled functions check every tensor again (type, sizes, strides, alignment) before they touch the GPU.
 """
 
-import threading
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from math import prod
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from postlude.errors import KernelBuildError
 from postlude.ir import Region
 from postlude.targets.aten.interpreter import axis_sizes, batch_shape
 from postlude.targets.cute import build, toolchain
 from postlude.targets.cute.build import Target
 from postlude.targets.cute.configurations import Configuration, Problem, ranked
 from postlude.targets.cute.form import Argument, Form, forms
+from postlude.targets.planned import Launch, PlannedKernel
 
 #: Sizes and strides in elements; None where a tensor goes to the kernel as it is.
 View = tuple[tuple[int, ...], tuple[int, ...]] | None
@@ -26,91 +26,100 @@ View = tuple[tuple[int, ...], tuple[int, ...]] | None
 #: Tensor maps hold strides of less than this many bytes.
 _STRIDE_LIMIT = 1 << 40
 
-#: Plans of one kernel that are kept. Beyond that, shapes change so much that planning is part of every call.
-_MOST_PLANS = 4096
-
 
 class OperandsDoNotFit(ValueError):
     """A Region's kernels can't read tensors that lie so; another target can."""
 
 
-@dataclass(frozen=True)
-class _Call:
-    function: Callable[..., None]
-    arguments: tuple[tuple[int, View], ...]
-
-
-class Kernel:
-    """Callable ``(*operands, *results)`` on the current stream of the operands' device.
-
-    A call returns False, and has done nothing, where the kernels can't read the tensors as they lie: another target can.
-    `fits` says why.
-    """
+class Kernel(PlannedKernel):
+    """The kernels of one Region: callable ``(*operands, *results)`` on the current stream of the operands' device."""
 
     def __init__(self, region: Region, configuration: Configuration | None = None, *, trusted: bool = False) -> None:
+        super().__init__()
         self.region = region
         self.configuration = configuration
         #: Whether the toolchain's self-test need not be asked: it is what runs.
         self.trusted = trusted
-        self.paired = tuple(_pair(form) for form in forms(region) if form.paired)
-        self._plans: dict[tuple[object, ...], tuple[_Call, ...] | None] = {}
-        self._lock = threading.Lock()
 
-    def __call__(self, *tensors: Tensor) -> bool:
-        """Launch the kernels; False if they can't take these tensors."""
-        pointers = [tensor.data_ptr() for tensor in tensors]
-        low = 0
-        for pointer in pointers:
-            low |= pointer
-        key = (
-            tensors[0].get_device(),
-            None if low & 15 == 0 else tuple([pointer & 15 for pointer in pointers]),
-            *[tensor.shape for tensor in tensors],
-            *[tensor.stride() for tensor in tensors],
-            *[pointers[a] < pointers[b] for a, b in self.paired],
-        )
+    def plan(self, tensors: Sequence[Tensor]) -> Launch | None:
+        """The compiled kernels of each group, and the views that they take."""
+        if not self.trusted and toolchain.refused(tensors[0].device):
+            return None
+        if any(tensor.numel() == 0 for tensor in tensors[len(self.region.operands) :]):
+            return lambda pointers, tensors: None
         try:
-            plan = self._plans[key]
-        except KeyError:
-            plan = self._remember(key, tensors)
-        if plan is None:
+            launches = [self._launch(index, form, tensors) for index, form in enumerate(forms(self.region))]
+        except OperandsDoNotFit:
+            return None
+        if len(launches) == 1:
+            return launches[0]
+
+        def launch(pointers: Sequence[int], tensors: Sequence[Tensor]) -> None:
+            for one in launches:
+                one(pointers, tensors)
+
+        return launch
+
+    def _launch(self, index: int, form: Form, tensors: Sequence[Tensor]) -> Launch:
+        """The kernel of one group."""
+        views = arrange(self.region, form, tensors)
+        layout = tuple(unit for _, unit in views)
+        target = target_of(tensors[0].device)
+        configuration = self.configuration or choose(self.region, form, tensors, target)
+        load = partial(_load, self.region, index, layout=layout, configuration=configuration, target=target)
+        arguments = [(a.position, view) for a, (view, _) in zip(form.arguments, views, strict=True)]
+        if form.paired:
+            return _paired_launch(load, arguments, *_pair(form), tensors)
+        function = load(reverse=False)
+        if all(view is None for _, view in arguments):
+            positions = [position for position, _ in arguments]
+            return lambda pointers, tensors: function(*[tensors[i] for i in positions])
+        return lambda pointers, tensors: function(*_viewed(arguments, tensors))
+
+
+def _load(region: Region, index: int, *, reverse: bool, **what: Any) -> Callable[..., None]:
+    """A compiled kernel.
+
+    Raises:
+        KernelBuildError: whatever the compiler raised, with the generated source.
+    """
+    try:
+        return build.load(region, index, reverse, **what)
+    except Exception as error:
+        where = build.source_path(region, reverse)
+        command = f"cute.compile for {what['target'].architecture}, {what['configuration']}"
+        raise KernelBuildError(str(where), command, f"{type(error).__name__}: {str(error)[:2000]}") from error
+
+
+def _viewed(arguments: Sequence[tuple[int, View]], tensors: Sequence[Tensor]) -> list[Tensor]:
+    return [tensors[i] if view is None else tensors[i].as_strided(*view) for i, view in arguments]
+
+
+def _paired_launch(
+    load: Callable[..., Callable[..., None]],
+    arguments: Sequence[tuple[int, View]],
+    first: int,
+    second: int,
+    tensors: Sequence[Tensor],
+) -> Launch:
+    """A pair's kernel reads both weights as one tensor, from the one that lies lower: there are two, by their order."""
+    functions: dict[bool, Callable[..., None]] = {}
+
+    def function(reverse: bool) -> Callable[..., None]:
+        if reverse not in functions:
+            functions[reverse] = load(reverse=reverse)
+        return functions[reverse]
+
+    function(tensors[first].data_ptr() > tensors[second].data_ptr())
+
+    def launch(pointers: Sequence[int], tensors: Sequence[Tensor]) -> bool:
+        distance = pointers[second] - pointers[first]
+        if distance == 0 or abs(distance) >= _STRIDE_LIMIT:
             return False
-        for call in plan:
-            call.function(*[tensors[i] if view is None else tensors[i].as_strided(*view) for i, view in call.arguments])
+        function(distance < 0)(*_viewed(arguments, tensors))
         return True
 
-    def _remember(self, key: tuple[object, ...], tensors: Sequence[Tensor]) -> tuple[_Call, ...] | None:
-        device = tensors[0].device
-        try:
-            with torch.cuda.device(device):
-                plan = None if not self.trusted and toolchain.refused(device) else self._make_plan(tensors)
-        except OperandsDoNotFit:
-            plan = None
-        with self._lock:
-            if len(self._plans) >= _MOST_PLANS:
-                self._plans.clear()
-            self._plans[key] = plan
-        return plan
-
-    def _make_plan(self, tensors: Sequence[Tensor]) -> tuple[_Call, ...]:
-        count = len(self.region.operands)
-        if any(t.numel() == 0 for t in tensors[count:]):
-            return ()
-        target = target_of(tensors[0].device)
-        pairs = iter(self.paired)
-        calls = []
-        for index, form in enumerate(forms(self.region)):
-            reverse = False
-            if form.paired:
-                first, second = next(pairs)
-                reverse = tensors[first].data_ptr() > tensors[second].data_ptr()
-            views = arrange(self.region, form, tensors)
-            layout = tuple(unit for _, unit in views)
-            configuration = self.configuration or choose(self.region, form, tensors, target)
-            function = build.load(self.region, index, reverse, layout, configuration, target)
-            arguments = [(a.position, view) for a, (view, _) in zip(form.arguments, views, strict=True)]
-            calls.append(_Call(function, tuple(arguments)))
-        return tuple(calls)
+    return launch
 
 
 def fits(region: Region, operands: Sequence[Tensor]) -> str | None:

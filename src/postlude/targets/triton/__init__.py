@@ -1,0 +1,59 @@
+"""Target `triton`: Regions as Triton kernels, for any GPU that Triton serves.
+
+codegen.py       Region -> Triton source
+codegen_ops.py   each op as a Triton expression
+configs.py       which kernel in which tiles: tables per architecture
+layout.py        how tensors lie in memory
+launcher.py      source -> callable
+"""
+
+import importlib.util
+from typing import TYPE_CHECKING
+
+from postlude.ir import Region
+from postlude.targets.triton.codegen import UnsupportedRegion, generate
+
+if TYPE_CHECKING:
+    from postlude.targets.triton.configs import Config
+    from postlude.targets.triton.launcher import Kernel
+
+
+def unavailable() -> str | None:
+    """Why nothing can be compiled with it here, or None."""
+    if importlib.util.find_spec("triton") is None:
+        return "the package triton is not installed"
+    import torch
+
+    return None if torch.cuda.is_available() else "no GPU is visible to torch"
+
+
+def source(region: Region) -> str:
+    """The Triton source of a Region's kernels.
+
+    Raises:
+        UnsupportedRegion: this target has no kernel of its form.
+    """
+    return generate(region).text
+
+
+def unsupported(region: Region) -> str | None:
+    """Why this target has no kernel for a Region, or None."""
+    try:
+        generate(region)
+    except UnsupportedRegion as error:
+        return str(error)
+    return None
+
+
+def load(region: Region, config: "Config | None" = None) -> "Kernel":
+    """The kernel: callable with the operands and the results, tensors of one GPU.
+
+    `config` is taken instead of what the tables say.
+
+    Raises:
+        UnsupportedRegion: this target has no kernel of its form.
+    """
+    from postlude.targets.triton.launcher import Kernel, load_module
+
+    load_module(region)
+    return Kernel(region, config)

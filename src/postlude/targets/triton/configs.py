@@ -1,0 +1,188 @@
+"""Which kernel, in which tiles: tables per architecture, and the choice from them.
+
+A table's rules are tried in order; the first that has enough rows, and reads weights that lie that way, is taken. What the
+rule says is then fitted to the call: k is split while there are fewer tiles than multiprocessors, and stages of the pipeline
+are dropped that do not fit into shared memory.
+"""
+
+from dataclasses import dataclass, replace
+from math import inf
+
+
+@dataclass(frozen=True, slots=True)
+class Config:
+    """A form of kernel and its constants.
+
+    Attributes:
+        form: `gemv` or `gemm` (see codegen.py).
+        block_m: rows of a tile. For `gemv`: the rows that it computes, at least m.
+        block_n: columns of a tile.
+        block_k: step along k.
+        warps: warps of a program.
+        stages: steps along k that are loaded ahead.
+        split_k: programs that share the sum over k of one tile.
+        group_m: tiles in a column of tiles that run one after another.
+        swap: the tile is computed as its transpose, with the weight on the left.
+        chained: programmatic dependent launch (NVIDIA, since Hopper).
+    """
+
+    form: str
+    block_m: int
+    block_n: int
+    block_k: int
+    warps: int
+    stages: int
+    split_k: int = 1
+    group_m: int = 8
+    swap: bool = False
+    chained: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """What a call multiplies.
+
+    Attributes:
+        m: rows.
+        columns: columns of each group.
+        k: size of the contracted axis (the smallest, if there are several).
+        batch: products in the batch.
+        element: bytes of an element of the operands, the wider of the two.
+        along_k: the weights lie along k.
+        contractions: most contractions of a group.
+    """
+
+    m: int
+    columns: tuple[int, ...]
+    k: int
+    batch: int = 1
+    element: int = 2
+    along_k: bool = True
+    contractions: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Device:
+    """What is known of a device: `arch` is ``sm_90``, ``gfx942``, ...; shared memory in bytes."""
+
+    arch: str
+    multiprocessors: int
+    shared: int
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """A configuration for up to `rows` rows. `splits`: most programs that may share the sum of a tile."""
+
+    rows: float
+    config: Config
+    splits: int = 1
+    along_k: bool | None = None
+
+
+def _gemv(rows: int, block_n: int, block_k: int, warps: int, stages: int, **more: bool) -> Rule:
+    return Rule(rows, Config("gemv", rows, block_n, block_k, warps, stages, **more), along_k=True)
+
+
+def _gemm(
+    rows: float, tile: tuple[int, int, int], warps: int, stages: int, splits: int = 1, along_k: bool | None = None, **more: bool
+) -> Rule:
+    return Rule(rows, Config("gemm", *tile, warps, stages, **more), splits, along_k)
+
+
+#: (architecture, bytes of an element) -> rules. Architectures are looked up by the longest prefix of their name.
+TABLES: dict[tuple[str, int], tuple[Rule, ...]] = {
+    # H200.
+    ("sm_90", 2): (
+        _gemv(1, 4, 1024, 4, 1),
+        _gemm(16, (16, 32, 256), 4, 4, 8),
+        _gemm(32, (32, 32, 128), 4, 5, 8),
+        _gemm(64, (64, 64, 128), 4, 4, 8),
+        _gemm(128, (128, 64, 64), 4, 4, 4),
+        _gemm(inf, (128, 256, 64), 8, 3),
+    ),
+    # Not measured from here on: reasoned from shared memory, registers and the size of a matrix instruction.
+    ("sm_8", 2): (
+        _gemv(1, 4, 1024, 4, 1),
+        _gemm(16, (16, 32, 128), 4, 4, 8),
+        _gemm(64, (64, 64, 64), 4, 3, 4),
+        _gemm(inf, (128, 128, 32), 8, 3),
+    ),
+    ("gfx9", 2): (  # wavefronts of 64 lanes, 64 KB of shared memory, tiles of 16 x 16 or 32 x 32
+        _gemv(1, 4, 1024, 4, 1),
+        _gemm(16, (16, 32, 256), 2, 2, 8),
+        _gemm(64, (64, 64, 64), 4, 2, 4),
+        _gemm(inf, (128, 128, 64), 8, 2),
+    ),
+    ("gfx11", 2): (
+        _gemv(1, 2, 1024, 4, 1),
+        _gemm(16, (16, 32, 128), 2, 1, 8),
+        _gemm(64, (64, 32, 64), 4, 1, 4),
+        _gemm(inf, (128, 64, 32), 4, 1),
+    ),
+    ("xpu", 2): (
+        _gemv(1, 4, 512, 4, 1),
+        _gemm(16, (16, 32, 64), 4, 2, 8),
+        _gemm(64, (64, 64, 32), 8, 2, 4),
+        _gemm(inf, (128, 128, 32), 32, 2),
+    ),
+    ("", 2): (
+        _gemv(1, 4, 512, 4, 1),
+        _gemm(16, (16, 32, 64), 4, 2, 8),
+        _gemm(inf, (64, 64, 32), 4, 2, 2),
+    ),
+    # float32 multiplies exactly, on the ordinary units, unless torch allows TF32.
+    ("", 4): (
+        _gemv(1, 4, 512, 4, 1),
+        _gemm(16, (16, 32, 64), 4, 2, 8),
+        _gemm(inf, (64, 64, 32), 4, 2, 2),
+    ),
+    ("", 8): (
+        _gemv(1, 4, 256, 4, 1),
+        _gemm(inf, (16, 32, 16), 4, 2, 8),
+    ),
+}
+
+
+def choose(device: Device, problem: Problem) -> Config:
+    """The configuration of a call."""
+    rule = next(
+        rule for rule in rules(device.arch, problem.element) if problem.m <= rule.rows and rule.along_k in (None, problem.along_k)
+    )
+    return fitted(replace(rule.config, split_k=_splits(rule, problem, device)), problem, device)
+
+
+def rules(arch: str, element: int) -> tuple[Rule, ...]:
+    """The table of an architecture."""
+    names = [name for name, size in TABLES if size == element and arch.startswith(name)]
+    return TABLES[max(names, key=len), element]
+
+
+def _splits(rule: Rule, problem: Problem, device: Device) -> int:
+    """How many programs share a tile's sum: more while multiprocessors would have nothing to do, and sums stay long."""
+    config = rule.config
+    columns = sum(-(-n // config.block_n) for n in problem.columns)
+    programs = problem.batch * -(-problem.m // config.block_m) * columns
+    splits = 1
+    while 2 * splits <= rule.splits and programs * splits < device.multiprocessors and problem.k >= 8 * splits * config.block_k:
+        splits *= 2
+    return splits
+
+
+def fitted(config: Config, problem: Problem, device: Device) -> Config:
+    """With as many stages as fit into shared memory."""
+    rows = config.block_m if config.form == "gemm" else 0
+    stage = (rows + problem.contractions * config.block_n) * config.block_k * problem.element
+    return replace(config, stages=max(1, min(config.stages, device.shared // stage)))
+
+
+def smaller(config: Config) -> Config | None:
+    """The next one to try where a kernel needs more than the device has, or None."""
+    if config.stages > 1:
+        return replace(config, stages=config.stages - 1)
+    if config.block_k > 16:
+        return replace(config, block_k=config.block_k // 2)
+    if config.form == "gemm" and max(config.block_m, config.block_n) > 16:
+        wide = config.block_n >= config.block_m
+        return replace(config, block_n=config.block_n // 2) if wide else replace(config, block_m=config.block_m // 2)
+    return None

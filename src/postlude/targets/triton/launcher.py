@@ -1,0 +1,356 @@
+"""A Region's kernels, called with tensors.
+
+A call of one shape, layout and alignment is planned once: which kernel and tiles (`configs`), how tensors lie (`layout`),
+then compiled or found compiled. Later calls look the plan up and launch the compiled kernel with plain numbers, without
+Triton's binder in between, which would cost more than a small kernel runs.
+"""
+
+import hashlib
+import linecache
+import sys
+from collections.abc import Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass
+from functools import lru_cache
+from math import prod
+from types import ModuleType
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+from triton.compiler.errors import CompilationError
+from triton.runtime.errors import OutOfResources
+from triton.runtime.jit import JITFunction
+
+from postlude.errors import KernelBuildError
+from postlude.ir import Region
+from postlude.targets.aten.interpreter import axis_sizes, batch_shape
+from postlude.targets.planned import Launch, PlannedKernel
+from postlude.targets.triton import configs
+from postlude.targets.triton.codegen import WORKSPACE, Source, generate
+from postlude.targets.triton.configs import Config, Device, Problem
+from postlude.targets.triton.layout import Extension, extensions, reach
+
+#: Of this size on, offsets within a tensor are computed in 64 bits. Tiles reach a little beyond the tensor.
+_WIDE = 2**31 - 2**20
+
+
+class Kernel(PlannedKernel):
+    """The kernels of one Region: callable with operands and results, for any shapes.
+
+    `config` is taken for all calls instead of the tables' choice, for measurements and tests.
+    """
+
+    def __init__(self, region: Region, config: Config | None = None) -> None:
+        super().__init__()
+        self.region = region
+        self.config = config
+        self._is_float32 = any(region.operands[region.operand_index[c.right]].dtype == torch.float32 for c in region.contractions)
+
+    def settings(self) -> str:
+        """How float32 is multiplied."""
+        return _precision() if self._is_float32 else "ieee"
+
+    def plan(self, tensors: Sequence[Tensor]) -> Launch:
+        """What to launch. Every tensor can be taken."""
+        precision = self.settings()
+        region = self.region
+        shapes = [tuple(tensor.shape) for tensor in tensors]
+        sizes = axis_sizes(region, shapes[: len(region.operands)])
+        sizes["b"] = prod(batch_shape(region, shapes))
+        axes = [*(o.axes for o in region.operands), *(y.axes for y in region.yields)]
+        if sizes["b"] * sizes["m"] * sum(sizes[group.column] for group in region.groups) == 0:
+            return lambda pointers, tensors: None
+        layouts = [
+            extensions(names, tensor.shape, tensor.stride(), region.row_axes, sizes["m"])
+            for names, tensor in zip(axes, tensors, strict=True)
+        ]
+        if None in layouts:
+            return _Copying(self, len(region.operands), [i for i, layout in enumerate(layouts) if layout is None])
+        call = _Call(region, tensors, layouts, sizes, precision)  # type: ignore[arg-type]
+        device = call.device()
+        config = self.config or configs.choose(device, call.problem())
+        try:
+            return _largest_that_fits(call, config)
+        except (OutOfResources, CompilationError) as error:
+            file = f"<{module_name(generate(region).text)}>"
+            raise KernelBuildError(file, f"triton for {device.arch}, {config}", str(error)[:2000]) from error
+
+
+def _largest_that_fits(call: "_Call", config: Config) -> Launch:
+    """The plan with this configuration, or with smaller tiles where the device has not enough of something."""
+    while True:
+        try:
+            return call.plan(config)
+        except OutOfResources:
+            less = configs.smaller(config)
+            if less is None:
+                raise
+            config = less
+
+
+@dataclass(frozen=True)
+class _Copying:
+    """Copies tensors that kernels can't read or write as they lie, and calls the kernel with the copies."""
+
+    kernel: Kernel
+    operands: int
+    copied: list[int]
+
+    def __call__(self, pointers: Sequence[int], tensors: Sequence[Tensor]) -> None:
+        dense = list(tensors)
+        for index in self.copied:
+            given = tensors[index]
+            if index < self.operands:
+                dense[index] = given.contiguous()
+            else:
+                dense[index] = torch.empty_like(given, memory_format=torch.contiguous_format)
+        self.kernel(*dense)
+        for index in self.copied:
+            if index >= self.operands:
+                tensors[index].copy_(dense[index])
+
+
+@dataclass(frozen=True)
+class _Call:
+    """One call to plan: the tensors, how each lies, the sizes of all axes."""
+
+    region: Region
+    tensors: Sequence[Tensor]
+    layouts: list[dict[str, Extension]]
+    sizes: dict[str, int]
+    precision: str
+
+    def device(self) -> Device:
+        """Where the tensors are."""
+        where = self.tensors[0].device
+        with _guard(where):
+            return _device(where.type, where.index)
+
+    def problem(self) -> Problem:
+        """What there is to multiply."""
+        region = self.region
+        first = region.contractions[0]
+        multiplied = [region.operands[region.operand_index[name]] for c in region.contractions for name in c.inputs]
+        contracted, column = region.contraction_axes(first)
+        right = self.layouts[region.operand_index[first.right]]
+        return Problem(
+            m=self.sizes["m"],
+            columns=tuple(self.sizes[group.column] for group in region.groups),
+            k=min(self.sizes[region.contraction_axes(c)[0]] for c in region.contractions),
+            batch=self.sizes["b"],
+            element=max(operand.dtype.itemsize for operand in multiplied),
+            along_k=right[contracted].step == 1 or right[column].step != 1,
+            contractions=max(len(group.contractions) for group in region.groups),
+        )
+
+    def plan(self, config: Config) -> Launch:
+        """Compile, or find compiled; what to launch."""
+        split = frozenset((t, axis) for t, layout in enumerate(self.layouts) for axis, e in layout.items() if e.inner)
+        rows = config.block_m if config.form == "gemv" else 1
+        source, module = load_module(self.region, rows, split, config.chained)
+        integers = self.integers(source)
+        constants = self.constants(config)
+        blocks = -(-self.sizes["m"] // config.block_m) * config.split_k if config.form == "gemm" else 1
+        tiles = [-(-self.sizes[group.column] // config.block_n) for group in self.region.groups]
+        grid = self.sizes["b"] * blocks * sum(tiles)
+        workspace = None
+        if WORKSPACE[config.form]:
+            accumulate = max((c.accumulate for c in self.region.contractions), key=lambda dtype: dtype.itemsize)
+            values = grid * self.problem().contractions * config.block_m * config.block_n
+            workspace = _Workspace(self.tensors[0].device, accumulate, values, grid, config.split_k)
+        options = {"num_warps": config.warps, "num_stages": config.stages}
+        if config.chained:
+            options["launch_pdl"] = True
+        function = getattr(module, config.form)
+        plain = _Plain(function, grid, workspace, integers, constants, options)
+        return direct(plain, self.tensors) or plain
+
+    def integers(self, source: Source) -> list[int]:
+        """The integer arguments."""
+        values = [self.sizes[axis] for axis in source.sizes]
+        return values + [getattr(self.layouts[s.tensor][s.axis], s.part) for s in source.strides]
+
+    def constants(self, config: Config) -> dict[str, Any]:
+        """The constant arguments, in the order in which the kernel takes them."""
+        wide = any(reach(tensor.shape, tensor.stride()) >= _WIDE for tensor in self.tensors)
+        even = all(self.sizes[self.region.contraction_axes(c)[0]] % config.block_k == 0 for c in self.region.contractions)
+        common = {"EVEN_K": even, "INDEX": tl.int64 if wide else tl.int32}
+        if config.form == "gemv":
+            return {"BLOCK_N": config.block_n, "BLOCK_K": config.block_k, "STAGES": config.stages, **common}
+        return {
+            "BLOCK_M": config.block_m,
+            "BLOCK_N": config.block_n,
+            "BLOCK_K": config.block_k,
+            "GROUP_M": config.group_m,
+            "SPLIT": config.split_k > 1,
+            "STAGES": config.stages,
+            "SWAP": config.swap,
+            "PRECISION": self.precision,
+            **common,
+        }
+
+
+@dataclass(frozen=True)
+class _Plain:
+    """A launch through Triton's own binder: under its interpreter, and where a Triton has no launcher that we know."""
+
+    function: Any
+    grid: int
+    workspace: "_Workspace | None"
+    integers: list[int]
+    constants: dict[str, Any]
+    options: dict[str, Any]
+
+    def __call__(self, pointers: Sequence[int], tensors: Sequence[Tensor]) -> None:
+        extra = (*self.workspace.tensors(), self.workspace.splits) if self.workspace else ()
+        with _guard(tensors[0].device):
+            self.function[(self.grid,)](*tensors, *extra, *self.integers, **self.constants, **self.options)
+
+
+def direct(plain: _Plain, tensors: Sequence[Tensor]) -> Launch | None:
+    """The launch of the compiled kernel itself, with pointers as numbers; None where that can't be had.
+
+    Raises:
+        OutOfResources: the kernel needs more shared memory or registers than the device has.
+    """
+    if not isinstance(plain.function, JITFunction):
+        return None
+    workspace = plain.workspace
+    extra = (*workspace.tensors(), workspace.splits) if workspace else ()
+    compiled: Any = plain.function.warmup(
+        *tensors, *extra, *plain.integers, grid=(plain.grid,), **plain.constants, **plain.options
+    )
+    try:
+        run, function, metadata = compiled.run, compiled.function, compiled.packed_metadata
+        driver = triton.runtime.driver.active
+        current_device, current_stream = driver.get_current_device, driver.get_current_stream
+    except AttributeError:
+        return None
+    grid, device = plain.grid, tensors[0].get_device()
+    rest = (*plain.integers, *plain.constants.values())
+
+    def launch(pointers: Sequence[int], tensors: Sequence[Tensor]) -> None:
+        if current_device() != device:
+            with _guard(tensors[0].device):
+                return launch(pointers, tensors)
+        if workspace is None:
+            run(grid, 1, 1, current_stream(device), function, metadata, None, None, None, *pointers, *rest)
+        else:
+            # The memory may go back to torch's allocator before the kernel has run: what takes it next runs after it.
+            extra = [tensor.data_ptr() for tensor in workspace.tensors()]
+            head = (grid, 1, 1, current_stream(device), function, metadata, None, None, None)
+            run(*head, *pointers, *extra, workspace.splits, *rest)
+        return None
+
+    return launch
+
+
+# Workspace -------------------------------------------------------------------------------------------------------------------
+
+
+class _Workspace:
+    """Memory of a launch that splits k: the parts of each tile, and a counter of each tile that is zero between launches."""
+
+    def __init__(self, device: torch.device, dtype: torch.dtype, values: int, programs: int, splits: int) -> None:
+        self.device = device
+        self.dtype = dtype
+        self.values = values
+        self.splits = splits
+        self.counters = programs // splits + -(programs // splits) % 4  # so that each launch's counters are aligned
+        nothing = (torch.empty(1, dtype=dtype, device=device), torch.empty(1, dtype=torch.int32, device=device))
+        self.nothing = nothing if splits == 1 else None
+
+    def tensors(self) -> tuple[Tensor, Tensor]:
+        """Memory for one launch on the current stream."""
+        if self.nothing is not None:
+            return self.nothing
+        partials = torch.empty(self.values, dtype=self.dtype, device=self.device)
+        return partials, _counters(self.device).take(self.counters)
+
+
+class _Counters:
+    """Counters of one device.
+
+    A stream runs one kernel at a time, so a stream's kernels share counters. A kernel in a CUDA graph has counters of its own:
+    several graphs may run at once. Nothing tells when a graph is gone, so what its kernels were given is never given again.
+    """
+
+    SLAB = 1 << 20
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self.of_stream: dict[int, Tensor] = {}
+        self.slabs: list[Tensor] = []
+        self.given = self.SLAB
+
+    def take(self, count: int) -> Tensor:
+        """This many counters, all zero, for a launch on the current stream."""
+        if self.device.type == "cpu":
+            return torch.zeros(count, dtype=torch.int32)
+        if torch.cuda.is_current_stream_capturing():
+            if self.given + count > self.SLAB:
+                return torch.zeros(count, dtype=torch.int32, device=self.device)  # becomes part of the graph
+            self.given += count
+            return self.slabs[-1][self.given - count : self.given]
+        if self.given > self.SLAB // 2:
+            self.slabs.append(torch.zeros(self.SLAB, dtype=torch.int32, device=self.device))
+            self.given = 0
+            # Kernels on other streams use it too.
+            torch.cuda.current_stream(self.device).synchronize()
+        stream = torch.cuda.current_stream(self.device).cuda_stream
+        found = self.of_stream.get(stream)
+        if found is None or found.numel() < count:
+            found = self.of_stream[stream] = torch.zeros(max(count, 1 << 12), dtype=torch.int32, device=self.device)
+        return found
+
+
+@lru_cache(maxsize=64)
+def _counters(device: torch.device) -> _Counters:
+    return _Counters(device)
+
+
+# Modules and devices ---------------------------------------------------------------------------------------------------------
+
+
+def module_name(text: str) -> str:
+    """Name of the module with this source."""
+    return f"postlude_triton_{hashlib.sha256(text.encode()).hexdigest()[:16]}"
+
+
+@lru_cache(maxsize=4096)
+def load_module(
+    region: Region, rows: int = 1, split: frozenset[tuple[int, str]] = frozenset(), chained: bool = False
+) -> tuple[Source, ModuleType]:
+    """The generated module, ready for Triton, which reads the source of its functions through `linecache`."""
+    source = generate(region, rows, split, chained=chained)
+    name = module_name(source.text)
+    file = f"<{name}>"
+    linecache.cache[file] = (len(source.text), None, source.text.splitlines(keepends=True), file)
+    module = ModuleType(name)
+    sys.modules[name] = module
+    exec(compile(source.text, file, "exec"), module.__dict__)
+    return source, module
+
+
+@lru_cache(maxsize=64)
+def _device(type: str, index: int | None) -> Device:
+    """What is known of the current device."""
+    if type == "cpu":
+        return Device("interpreter", 4, 64 << 10)
+    driver = triton.runtime.driver.active
+    target = driver.get_current_target()
+    properties = driver.utils.get_device_properties(index)
+    arch = f"sm_{target.arch}" if target.backend == "cuda" else str(target.arch) if target.backend == "hip" else target.backend
+    return Device(arch, properties["multiprocessor_count"], properties["max_shared_mem"])
+
+
+def _guard(device: torch.device) -> Any:
+    return nullcontext() if device.type == "cpu" else torch.get_device_module(device).device(device)
+
+
+def _precision() -> str:
+    """How tl.dot multiplies float32, as torch's settings say."""
+    return "tf32" if torch.backends.cuda.matmul.fp32_precision == "tf32" and torch.version.hip is None else "ieee"
