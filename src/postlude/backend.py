@@ -13,7 +13,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch._inductor.custom_graph_pass import CustomGraphPass, CustomInferenceAwareGraphPass
+from torch._guards import TracingContext
+from torch._inductor import custom_graph_pass
+from torch._inductor.custom_graph_pass import CustomGraphPass
 from torch.fx import Graph, GraphModule
 
 from postlude import runtime
@@ -27,8 +29,11 @@ from postlude.select import judge_for
 from postlude.targets import cpp
 from postlude.targets.base import TARGETS, available
 
+#: Passes that are told whether the graph is one of inference: torch 2.13 has them, 2.11 has not.
+_Aware: Any = getattr(custom_graph_pass, "CustomInferenceAwareGraphPass", CustomGraphPass)
 
-class RegionPass(CustomInferenceAwareGraphPass):
+
+class RegionPass(_Aware):
     """Inductor's graph pass that puts Regions into one graph."""
 
     def __init__(self, options: Options, first: Any = None) -> None:
@@ -36,9 +41,11 @@ class RegionPass(CustomInferenceAwareGraphPass):
         #: A pass that was configured in the same place already, by the user or another package.
         self.first = first
 
-    def __call__(self, graph: Graph, is_inference: bool = False) -> None:
+    def __call__(self, graph: Graph, is_inference: bool | None = None) -> None:
         """Rewrite `graph` in place."""
-        if isinstance(self.first, CustomInferenceAwareGraphPass):
+        if is_inference is None:
+            is_inference = _is_inference()
+        if _Aware is not CustomGraphPass and isinstance(self.first, _Aware):
             self.first(graph, is_inference)
         elif self.first is not None:
             self.first(graph)
@@ -59,6 +66,13 @@ class RegionPass(CustomInferenceAwareGraphPass):
         if self.first is not None and not first:
             return None  # Inductor's sign for "do not cache"
         return hashlib.sha256(f"{source_digest()}|{self.options.key()}|{_targets()}|{first!r}".encode()).hexdigest()
+
+
+def _is_inference() -> bool:
+    """Whether the graph under compilation is one of inference, from what AOTAutograd notes; False where that is not known."""
+    context = TracingContext.try_get()
+    metadata = context.fw_metadata if context is not None else None
+    return metadata is not None and not getattr(metadata, "is_train", True)
 
 
 @lru_cache(maxsize=1)
