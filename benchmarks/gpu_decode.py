@@ -212,30 +212,46 @@ def peers(data: Data, names: Sequence[str]) -> dict[str, list[Callable[[], objec
 # The sweep ---------------------------------------------------------------------------------------------------------------------
 
 
+#: Forms worth trying with each number of weights: (block_n, block_k, warps, stages).
+GEMV = {
+    1: ((8, 512, 4, 3), (4, 512, 4, 3), (16, 512, 4, 3), (4, 1024, 4, 5), (8, 512, 4, 1), (8, 1024, 8, 5), (2, 1024, 4, 1)),
+    2: ((1, 1024, 4, 1), (2, 1024, 4, 3), (2, 2048, 4, 3), (4, 1024, 4, 5), (8, 512, 4, 3), (2, 512, 4, 5), (4, 512, 4, 1)),
+}
+
+#: (block_n, block_k, warps, stages, swap), each with k split into 1, 2, 4 where that makes sense.
+GEMM = (
+    (64, 128, 4, 5, True),
+    (64, 128, 4, 3, True),
+    (64, 64, 4, 5, True),
+    (64, 64, 4, 8, True),
+    (64, 256, 4, 3, True),
+    (128, 128, 4, 3, True),
+    (128, 64, 4, 5, True),
+    (32, 256, 4, 3, False),
+    (32, 128, 4, 5, False),
+    (32, 128, 4, 3, False),
+)
+
+#: Of chained kernels: bytes of each column that are brought to L2 early, and when the next kernel may start.
+PREFETCHES = (0, 1024, 2048, 4096)
+RELEASES = (-1, 0, 2, 4)
+
+
 def candidates(cell: Cell, multiprocessors: int) -> Iterator[Config]:
-    """Configurations that could be good for a cell."""
+    """Configurations that could be good for a cell, unchained."""
     pair = KINDS[cell.kind].weights
-    if cell.m <= 8:
-        for block_n in (1, 2, 4, 8, 16):
-            for block_k in (512, 1024, 2048):
-                for warps in (4, 8):
-                    for stages in (1, 3, 5):
-                        of_thread = block_n * block_k // (32 * warps)
-                        rows = 1 << (cell.m - 1).bit_length()
-                        if of_thread >= 8 and of_thread * rows * pair <= 96 and block_n * block_k * 2 * stages * pair <= 110_000:
-                            yield Config("gemv", rows, block_n, block_k, warps, stages)
-    block_m = max(16, 1 << (cell.m - 1).bit_length())
-    tiles = ((16, 512), (32, 128), (32, 256), (64, 64), (64, 128), (128, 64), (128, 128))
-    for block_n, block_k in tiles:
-        for stages in (3, 5):
-            for warps in (4, 8) if block_n * block_k >= 8192 else (4,):
-                for split in (1, 2, 4, 8):
-                    for swap in (False, True) if block_n >= 64 else (False,):
-                        programs = cell.n // block_n * split
-                        memory = (block_m + pair * block_n) * block_k * 2 * stages
-                        enough = programs >= 0.7 * multiprocessors and (split == 1 or programs <= 5 * multiprocessors)
-                        if enough and memory <= 227 << 10 and cell.k >= 4 * split * block_k:
-                            yield Config("gemm", block_m, block_n, block_k, warps, stages, split, swap=swap)
+    rows = 1 << (cell.m - 1).bit_length()
+    if rows <= 2:
+        for block_n, block_k, warps, stages in GEMV[pair]:
+            yield Config("gemv", rows, block_n, block_k, warps, stages)
+    block_m = max(16, rows)
+    for block_n, block_k, warps, stages, swap in GEMM if rows > 1 else ():
+        for split in (1, 2, 4):
+            programs = cell.n // block_n * split
+            memory = (block_m + pair * block_n) * block_k * 2 * stages
+            enough = programs >= 0.7 * multiprocessors and (split == 1 or programs <= 4 * multiprocessors)
+            if enough and memory <= 227 << 10 and cell.k >= 4 * split * block_k:
+                yield Config("gemm", block_m, block_n, block_k, warps, stages, split, swap=swap)
 
 
 def compile_one(program: str, m: int, config: Config) -> str:
@@ -254,9 +270,9 @@ def compile_one(program: str, m: int, config: Config) -> str:
 
 
 def jobs_of(configs: Mapping[Cell, Iterable[Config]]) -> dict[tuple[str, Config], int]:
-    """What is to be compiled, (program, configuration) -> rows. How often k is split is told to a kernel at run time."""
+    """What is to be compiled, (program, configuration) -> rows. The rest of a configuration is told to a kernel at run time."""
     return {
-        (KINDS[cell.kind].program, replace(config, split_k=min(config.split_k, 2))): cell.m
+        (KINDS[cell.kind].program, replace(config, split_k=min(config.split_k, 2), prefetch=0, release=0)): cell.m
         for cell, of_cell in configs.items()
         for config in of_cell
     }
@@ -289,28 +305,30 @@ def attempt(data: Data, config: Config, rounds: int, seconds: float) -> dict[str
 def sweep(
     cells: Sequence[Cell], options: argparse.Namespace, found: dict[Cell, list[dict[str, Any]]], save: Callable[[], None]
 ) -> None:
-    """Find all candidates of each cell, the fastest first; the best few once more, with and without chaining."""
+    """Measure the candidates of each cell, chained too; of the best few all ways to chain them. The fastest come first."""
     multiprocessors = torch.cuda.get_device_properties(0).multi_processor_count
-    compile_all(jobs_of({cell: candidates(cell, multiprocessors) for cell in cells}), options.processes)
-    for cell in sorted(cells, key=lambda cell: -cell.m):
-        # Tiles have 16 rows or more: what is slow for 16 need not be tried for fewer.
-        more = found.get(replace(cell, m=16), []) if cell.m < 16 else []
-        slow = {Config(**entry["config"]) for entry in more[16:]}
+    chains = torch.cuda.get_device_capability()[0] >= 9
+    first = {cell: list(candidates(cell, multiprocessors)) for cell in cells}
+    if chains:
+        for of_cell in first.values():
+            of_cell += [replace(config, chained=True, prefetch=2048, release=2) for config in of_cell]
+    compile_all(jobs_of(first), options.processes)
+    started = time.perf_counter()
+    for cell, of_cell in first.items():
         data = Data(cell)
-        entries = [attempt(data, c, 3, 0.002) for c in candidates(cell, multiprocessors) if c not in slow]
+        entries = sorted((attempt(data, config, 3, 0.0015) for config in of_cell), key=lambda entry: entry["us"])
+        plain = list(dict.fromkeys(replace(Config(**e["config"]), chained=False, prefetch=0, release=0) for e in entries))
+        for config in plain[: options.best] if chains else []:
+            for prefetch in PREFETCHES:
+                for release in RELEASES:
+                    chained = replace(config, chained=True, prefetch=prefetch, release=release)
+                    if chained not in of_cell:
+                        entries.append(attempt(data, chained, 3, 0.0015))
         found[cell] = sorted(entries, key=lambda entry: entry["us"])
-        print(f"{cell.title}  {found[cell][0]['us']:7.2f} us, the best of {len(entries)}", flush=True)
-        save()
-        del data
-    best = {cell: [Config(**entry["config"]) for entry in entries[: options.best]] for cell, entries in found.items()}
-    chains = (False, True) if torch.cuda.get_device_capability()[0] >= 9 else (False,)
-    if True in chains:
-        twins = {cell: [replace(config, chained=True) for config in configs] for cell, configs in best.items()}
-        compile_all(jobs_of(twins), options.processes)
-    for cell, configs in best.items():
-        data = Data(cell)
-        again = [attempt(data, replace(config, chained=chained), 7, 0.005) for config in configs for chained in chains]
+        again = [attempt(data, Config(**entry["config"]), 7, 0.004) for entry in found[cell][:3]]
         found[cell] = sorted(again, key=lambda entry: entry["us"]) + found[cell]
+        seconds = time.perf_counter() - started
+        print(f"{cell.title}  {found[cell][0]['us']:7.2f} us, the best of {len(entries)}, after {seconds:.0f} s", flush=True)
         save()
         del data
 
@@ -391,7 +409,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--out", type=Path, help="JSON file for everything that was measured")
     parser.add_argument("--sweep", action="store_true", help="measure many configurations too")
-    parser.add_argument("--best", type=int, default=4, help="of a sweep: how many to measure again, also chained")
+    parser.add_argument("--best", type=int, default=3, help="of a sweep: how many to measure chained in all ways")
     parser.add_argument("--kinds", nargs="+", choices=list(KINDS), default=list(KINDS))
     parser.add_argument("--rows", nargs="+", type=int, default=list(ROWS))
     parser.add_argument("--sizes", nargs="+", default=[f"{n}x{k}" for n, k in SIZES], help="NxK")

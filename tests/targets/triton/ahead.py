@@ -16,7 +16,7 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 from postlude.ir import OPS, Region, parse, verify
-from postlude.targets.triton.codegen import WORKSPACE
+from postlude.targets.triton.codegen import CHAINED, WORKSPACE
 from postlude.targets.triton.configs import Config
 from postlude.targets.triton.launcher import load_module
 
@@ -41,6 +41,7 @@ def compile_for(region: Region, config: Config, target: GPUTarget, even: bool = 
     kinds: list[Any] = [POINTERS[dtype] for dtype in dtypes]
     for name in WORKSPACE[config.form]:
         kinds.append({"partials": "*fp64" if wide else "*fp32", "counters": "*i32", "splits": "i32"}[name])
+    kinds += ["i32"] * len(CHAINED if config.chained else ())
     kinds += ["i32"] * len(source.sizes)
     kinds += [1 if axes[s.tensor][-1] == s.axis else "i32" for s in source.strides]
     constants = {
@@ -64,7 +65,7 @@ def compile_for(region: Region, config: Config, target: GPUTarget, even: bool = 
             fixed[(position,)] = 1 if kind == 1 else constants[name]
         else:
             signature[name] = kind
-            if name not in ("m", "b", "splits"):
+            if name not in ("m", "b", "splits", *CHAINED):
                 attributes[(position,)] = [["tt.divisibility", 16]]
     options = {"num_warps": config.warps, "num_stages": config.stages} | ({"launch_pdl": True} if config.chained else {})
     return triton.compile(ASTSource(function, signature, fixed, attributes), target=target, options=options)
@@ -118,7 +119,12 @@ def cases(arch: str) -> list[tuple[str, str, Config, bool]]:
     found += [(f"groups {c}", GROUPS, c, False) for c in (FORMS[0], FORMS[3])]
     found += [(f"every op in {short}", every_op(short), FORMS[0], True) for short in ("f32", "f64")]
     if arch in ("sm_90", "sm_100"):
-        found.append(("chained", LINEAR_GELU.format("bf16", "f32"), replace(FORMS[0], chained=True), True))
+        chained = [replace(c, chained=True) for c in (FORMS[0], FORMS[3])]
+        found += [
+            (f"chained {program[:20]} {c}", program, c, True)
+            for program in (LINEAR_GELU.format("bf16", "f32"), GROUPS)
+            for c in chained
+        ]
     return found
 
 

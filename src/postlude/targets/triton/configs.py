@@ -1,12 +1,13 @@
 """Which kernel, in which tiles: tables per architecture, and the choice from them.
 
 A table's rules are tried in order; the first that has enough rows, and reads weights that lie that way, is taken. What the
-rule says is then fitted to the call: k is split while there are fewer tiles than multiprocessors, and stages of the pipeline
+rule says is then fitted to the call: k is split while each multiprocessor has at most one program, and stages of the pipeline
 are dropped that do not fit into shared memory.
 """
 
 from dataclasses import dataclass, replace
 from math import inf
+from typing import Any
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +24,10 @@ class Config:
         split_k: programs that share the sum over k of one tile.
         group_m: tiles in a column of tiles that run one after another.
         swap: the tile is computed as its transpose, with the weight on the left.
-        chained: programmatic dependent launch (NVIDIA, since Hopper).
+        chained: programmatic dependent launch (NVIDIA, since Hopper): the kernel starts before the one ahead has ended.
+        prefetch: bytes of each column of the weights that a chained kernel has brought to L2 before it waits for the one ahead.
+        release: when a chained kernel lets the next one start: so many steps along k before its end; at 0 once it has waited
+            itself, at -1 at its start.
     """
 
     form: str
@@ -36,6 +40,8 @@ class Config:
     group_m: int = 8
     swap: bool = False
     chained: bool = False
+    prefetch: int = 0
+    release: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,24 +86,26 @@ class Rule:
     along_k: bool | None = None
 
 
-def _gemv(rows: int, block_n: int, block_k: int, warps: int, stages: int, **more: bool) -> Rule:
+def _gemv(rows: int, block_n: int, block_k: int, warps: int, stages: int, **more: Any) -> Rule:
     return Rule(rows, Config("gemv", rows, block_n, block_k, warps, stages, **more), along_k=True)
 
 
 def _gemm(
-    rows: float, tile: tuple[int, int, int], warps: int, stages: int, splits: int = 1, along_k: bool | None = None, **more: bool
+    rows: float, tile: tuple[int, int, int], warps: int, stages: int, splits: int = 1, along_k: bool | None = None, **more: Any
 ) -> Rule:
     return Rule(rows, Config("gemm", *tile, warps, stages, **more), splits, along_k)
 
+
+_CHAINED: dict[str, Any] = {"chained": True, "prefetch": 2048, "release": 2}
 
 #: (architecture, bytes of an element) -> rules. Architectures are looked up by the longest prefix of their name.
 TABLES: dict[tuple[str, int], tuple[Rule, ...]] = {
     # H200.
     ("sm_90", 2): (
-        _gemv(1, 4, 1024, 4, 1),
-        _gemm(16, (16, 32, 256), 4, 4, 8),
-        _gemm(32, (32, 32, 128), 4, 5, 8),
-        _gemm(64, (64, 64, 128), 4, 4, 8),
+        _gemv(1, 8, 512, 4, 3, **_CHAINED),
+        _gemm(16, (16, 64, 128), 4, 5, 8, swap=True, **_CHAINED),
+        _gemm(32, (32, 64, 128), 4, 4, 8, swap=True, **_CHAINED),
+        _gemm(64, (64, 64, 128), 4, 3, 8, swap=True, **_CHAINED),
         _gemm(128, (128, 64, 64), 4, 4, 4),
         _gemm(inf, (128, 256, 64), 8, 3),
     ),
@@ -164,7 +172,9 @@ def _splits(rule: Rule, problem: Problem, device: Device) -> int:
     columns = sum(-(-n // config.block_n) for n in problem.columns)
     programs = problem.batch * -(-problem.m // config.block_m) * columns
     splits = 1
-    while 2 * splits <= rule.splits and programs * splits < device.multiprocessors and problem.k >= 8 * splits * config.block_k:
+    while (
+        2 * splits <= rule.splits and 2 * splits * programs <= device.multiprocessors and problem.k >= 8 * splits * config.block_k
+    ):
         splits *= 2
     return splits
 

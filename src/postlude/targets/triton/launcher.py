@@ -27,7 +27,7 @@ from triton.runtime.jit import JITFunction
 from postlude.errors import KernelBuildError
 from postlude.ir import Region
 from postlude.targets.aten.interpreter import axis_sizes, batch_shape
-from postlude.targets.planned import Launch, PlannedKernel
+from postlude.targets.planned import ALIGNMENT, Launch, PlannedKernel
 from postlude.targets.triton import configs
 from postlude.targets.triton.codegen import WORKSPACE, Source, generate
 from postlude.targets.triton.configs import Config, Device, Problem
@@ -151,7 +151,7 @@ class _Call:
         split = frozenset((t, axis) for t, layout in enumerate(self.layouts) for axis, e in layout.items() if e.inner)
         rows = config.block_m if config.form == "gemv" else 1
         source, module = load_module(self.region, rows, split, config.chained)
-        integers = self.integers(source)
+        integers = self.integers(source, config)
         constants = self.constants(config)
         blocks = -(-self.sizes["m"] // config.block_m) * config.split_k if config.form == "gemm" else 1
         tiles = [-(-self.sizes[group.column] // config.block_n) for group in self.region.groups]
@@ -168,9 +168,10 @@ class _Call:
         plain = _Plain(function, grid, workspace, integers, constants, options)
         return direct(plain, self.tensors) or plain
 
-    def integers(self, source: Source) -> list[int]:
+    def integers(self, source: Source, config: Config) -> list[int]:
         """The integer arguments."""
-        values = [self.sizes[axis] for axis in source.sizes]
+        values = [config.prefetch if self.can_prefetch() else 0, config.release] if config.chained else []
+        values += [self.sizes[axis] for axis in source.sizes]
         return values + [getattr(self.layouts[s.tensor][s.axis], s.part) for s in source.strides]
 
     def constants(self, config: Config) -> dict[str, Any]:
@@ -191,6 +192,19 @@ class _Call:
             "PRECISION": self.precision,
             **common,
         }
+
+    def can_prefetch(self) -> bool:
+        """Whether all weights lie along k, in whole units of 16 bytes."""
+        region = self.region
+        for contraction in region.contractions:
+            index = region.operand_index[contraction.right]
+            tensor, layout = self.tensors[index], self.layouts[index]
+            k = region.contraction_axes(contraction)[0]
+            moves = [tensor.data_ptr(), self.sizes[k] * tensor.element_size()]
+            moves += [stride * tensor.element_size() for stride in tensor.stride() if stride != 1]
+            if layout[k].step != 1 or any(move % ALIGNMENT for move in moves):
+                return False
+        return True
 
 
 @dataclass(frozen=True)
