@@ -92,12 +92,13 @@ def main() -> None:
         reference = step(wide, kind, batch, length, lambda m: m)() if wide is not None else None
         del wide
         torch.cuda.empty_cache()
-        sides, errors = {}, {}
+        sides, errors, alive = {}, {}, []  # a graph reads what its function holds
         for name, backend in MODES.items():
             run = step(model, kind, batch, length, lambda m, backend=backend: torch.compile(m, backend=backend, dynamic=False))
             logits = run().clone()
             errors[name] = common.relative_error(logits, reference) if reference is not None else float("nan")
             sides[name] = common.graph_of(run)
+            alive.append(run)
         times = common.interleave(sides, arguments.rounds, repeats=20 if kind == "decode" else 3)
         rows.append({"case": f"{kind} {batch}x{length}", "times": {n: vars(t) for n, t in times.items()}, "errors": errors})
         ratio = times["inductor"].microseconds / times["postlude"].microseconds
