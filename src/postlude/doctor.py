@@ -29,6 +29,11 @@ FEATURES = (
     "avx2", "fma", "f16c", "avx512f", "avx512_bf16", "avx512_fp16", "avx512_vnni", "amx_bf16", "amx_int8",
     "asimd", "asimdhp", "bf16", "i8mm", "sve",
 )  # fmt: skip
+# The targets for GPUs, and what each computes where it can be used.
+GPU_TARGETS = {
+    "cute": "products of many rows with their epilogues, in bfloat16 and float16",
+    "triton": "products of few rows with their epilogues, and what cute can't take",
+}
 # Packages whose versions matter to what Postlude can do or is compared with.
 PACKAGES = ("triton", "nvidia-cutlass-dsl", "quack-kernels", "transformers", "onnxruntime", "openvino")
 
@@ -178,6 +183,11 @@ def gpu_findings() -> Iterator[Finding]:
         memory = properties.total_memory / 2**30
         text = f"{properties.name}, sm_{properties.major}{properties.minor}, {memory:.0f} GiB"
         yield Finding(f"GPU {index}", "ok", text)
+    from postlude.targets.base import target
+
+    for name, what in GPU_TARGETS.items():
+        reason = target(name).unavailable()
+        yield Finding(f"target {name}", "ok", what) if reason is None else Finding(f"target {name}", "note", f"off: {reason}")
 
 
 def cache_finding() -> Finding:
