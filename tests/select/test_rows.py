@@ -7,9 +7,9 @@ import torch
 from torch import Tensor
 
 from postlude.errors import KernelBuildError
-from postlude.ir import parse
+from postlude.ir import Region, parse
 from postlude.select import rows
-from postlude.select.rows import FEW_ROWS, ByRows
+from postlude.select.rows import FEW_PLAIN_ROWS, FEW_ROWS, ByRows
 from postlude.targets import aten
 from postlude.targets.planned import Launch, PlannedKernel
 
@@ -35,6 +35,12 @@ class Recorded(PlannedKernel):
         return self.launches
 
 
+GELU = parse(
+    "region(m, n, n1, k); %x = operand [m, k] f32; %w = operand [n, k] f32; %w1 = operand [k, n1] f32;"
+    " %acc = contract %x, %w : f32; %acc1 = contract %x, %w1 : f32; %0 = tanh %acc; yield [m, n] f32 %0; yield [m, n1] f32 %acc1"
+)
+
+
 def tensors(m: int) -> list[Tensor]:
     return [torch.randn(m, 8), torch.randn(5, 8), torch.randn(8, 3), torch.empty(m, 5), torch.empty(m, 3)]
 
@@ -46,15 +52,16 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return made
 
 
-def test_rows_decide(calls: list[str]) -> None:
-    kernel = ByRows(PRODUCTS, ["cute", "triton"])
-    for m in (1, FEW_ROWS, FEW_ROWS + 1, 4096):
+@pytest.mark.parametrize(("region", "few"), [(GELU, FEW_ROWS), (PRODUCTS, FEW_PLAIN_ROWS)], ids=["epilogue", "plain"])
+def test_rows_decide(region: Region, few: int, calls: list[str]) -> None:
+    kernel = ByRows(region, ["cute", "triton"])
+    for m in (1, few, few + 1, 4096):
         kernel(*tensors(m))
     assert calls == ["triton", "triton", "cute", "cute"]
 
 
 def test_leading_dimensions_are_rows_too(calls: list[str]) -> None:
-    kernel = ByRows(PRODUCTS, ["cute", "triton"])
+    kernel = ByRows(GELU, ["cute", "triton"])
     x, w, w1, *_ = tensors(1)
     for shape in ((8, 8), (8, 9)):
         kernel(x.expand(*shape, 8), w, w1, torch.empty(*shape, 5), torch.empty(*shape, 3))

@@ -8,10 +8,10 @@ import torch
 from postlude.capture.grow import Growth
 from postlude.capture.rewrite import Plan
 from postlude.capture.sizes import hint
-from postlude.ir import Apply, Region, to_text
+from postlude.ir import Region, to_text
 from postlude.options import Options
 from postlude.select.measure import Timing, measure
-from postlude.select.rows import FEW_ROWS
+from postlude.select.rows import few_rows, has_epilogue
 from postlude.targets.base import TARGETS, available, serving, target
 
 Judge = Callable[[Plan, Growth], str | None]
@@ -53,9 +53,9 @@ def _pays_on_a_gpu(plan: Plan, growth: Growth) -> str | None:
     if dtype not in (torch.bfloat16, torch.float16):
         return f"cuBLAS is as fast for {dtype}"
     sizes = growth.rows[-1:] if growth.program.batched else growth.rows
-    if prod(map(hint, sizes)) <= FEW_ROWS:
+    if prod(map(hint, sizes)) <= few_rows(plan.region):
         return None
-    if not any(isinstance(statement, Apply) for statement in plan.region.body):
+    if not has_epilogue(plan.region):
         return "cuBLAS is as fast for many rows without an epilogue"
     return None if "cute" in serving("cuda", plan.region) else "no CuTe kernel of this form"
 

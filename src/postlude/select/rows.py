@@ -7,7 +7,7 @@ from math import prod
 from torch import Tensor
 
 from postlude.errors import KernelBuildError
-from postlude.ir import Region
+from postlude.ir import Apply, Region
 from postlude.targets import aten
 from postlude.targets.base import target
 from postlude.targets.planned import Launch, PlannedKernel
@@ -15,9 +15,22 @@ from postlude.targets.planned import Launch, PlannedKernel
 #: Up to this many rows the weights' way through memory takes longer than the arithmetic: Triton's skinny kernels.
 FEW_ROWS = 64
 
+#: The same for a product without an epilogue. On an H200 cuBLAS is as fast from 32 rows on (benchmarks/gpu_decode.py).
+FEW_PLAIN_ROWS = 16
+
 #: Targets in the order in which they are asked, for few rows and for many.
 FEW = ("triton", "cute", "blas")
 MANY = ("blas", "cute", "triton")
+
+
+def few_rows(region: Region) -> int:
+    """Up to how many rows a Region goes to the kernels for few."""
+    return FEW_ROWS if has_epilogue(region) else FEW_PLAIN_ROWS
+
+
+def has_epilogue(region: Region) -> bool:
+    """Whether anything is computed from the products."""
+    return any(isinstance(statement, Apply) for statement in region.body)
 
 
 class ByRows(PlannedKernel):
@@ -30,6 +43,7 @@ class ByRows(PlannedKernel):
         super().__init__()
         self.region = region
         self.names = names
+        self.few = few_rows(region)
         self.left = region.operand_index[region.contractions[0].left]
         rows_last = region.operands[self.left].axes[-1] == "m"
         #: The dimensions of the left operand that are rows of one product.
@@ -43,7 +57,7 @@ class ByRows(PlannedKernel):
     def plan(self, tensors: Sequence[Tensor]) -> Launch:
         """The plan of the first kernel that takes these tensors."""
         rows = prod(tensors[self.left].shape[self.rows])
-        order = [name for name in (FEW if rows <= FEW_ROWS else MANY) if name in self.names]
+        order = [name for name in (FEW if rows <= self.few else MANY) if name in self.names]
         for position, name in enumerate(order):
             try:
                 kernel = self.kernel(name)
