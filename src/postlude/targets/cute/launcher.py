@@ -16,7 +16,7 @@ from postlude.ir import Region
 from postlude.targets.aten.interpreter import axis_sizes, batch_shape
 from postlude.targets.cute import build, toolchain
 from postlude.targets.cute.build import Target
-from postlude.targets.cute.configurations import Configuration, Problem, ranked
+from postlude.targets.cute.configurations import Configuration, Problem, choose
 from postlude.targets.cute.form import Argument, Form, forms
 from postlude.targets.planned import Launch, PlannedKernel
 
@@ -65,7 +65,7 @@ class Kernel(PlannedKernel):
         views = arrange(self.region, form, tensors)
         layout = tuple(unit for _, unit in views)
         target = target_of(tensors[0].device)
-        configuration = self.configuration or choose(self.region, form, tensors, target)
+        configuration = self.configuration or choose(problem(self.region, form, tensors), target.major, target.clusters[0])
         load = partial(_load, self.region, index, layout=layout, configuration=configuration, target=target)
         arguments = [(a.position, view) for a, (view, _) in zip(form.arguments, views, strict=True)]
         if form.paired:
@@ -130,11 +130,6 @@ def fits(region: Region, operands: Sequence[Tensor]) -> str | None:
     except OperandsDoNotFit as error:
         return str(error)
     return None
-
-
-def choose(region: Region, form: Form, tensors: Sequence[Tensor], target: Target) -> Configuration:
-    """The configuration that is expected to be fastest."""
-    return ranked(problem(region, form, tensors), target.major, target.clusters[0])[0]
 
 
 def problem(region: Region, form: Form, tensors: Sequence[Tensor]) -> Problem:
