@@ -437,7 +437,8 @@ def main() -> None:
     parser.add_argument("--processes", type=int, default=16, help="compile so many candidates at once")
     options = parser.parse_args()
     if options.chosen:
-        return show_chosen(options.chosen)
+        show_chosen(options.chosen)
+        return
     if options.peers is None:
         options.peers = ["cublas"] if options.sweep else list(PEERS)
     cells = [Cell(kind, m, *map(int, size.split("x"))) for kind in options.kinds for size in options.sizes for m in options.rows]
