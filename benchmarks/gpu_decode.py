@@ -5,7 +5,8 @@ every weight comes from memory. Modes are interleaved in one process; a number i
 memory speed is told by a plain kernel that reads the same buffers in the same rounds.
 
     python benchmarks/gpu_decode.py --out decode.json                 this target and its peers
-    python benchmarks/gpu_decode.py --out sweep.json --sweep          many configurations instead of peers
+    python benchmarks/gpu_decode.py --out sweep.json --sweep          many configurations too
+    python benchmarks/gpu_decode.py --chosen sweep.json               the tables' choice against that record; no GPU
 
 Needs torch and Triton only.
 """
@@ -34,7 +35,7 @@ from torch.nn import functional as F
 
 from postlude.ir import Region, parse
 from postlude.targets import triton as target
-from postlude.targets.triton.configs import Config
+from postlude.targets.triton.configs import Config, Device, Problem, choose
 
 SIZES = ((4096, 4096), (14336, 4096), (4096, 14336), (6144, 4096))
 ROWS = (1, 2, 4, 8, 16, 32, 64)
@@ -333,6 +334,22 @@ def sweep(
         del data
 
 
+def show_chosen(path: Path) -> None:
+    """What the tables choose against the best of a recorded sweep, cell by cell, from what that sweep measured of both."""
+    record = json.loads(path.read_text())
+    device = Device("sm_90", 132, 227 << 10)
+    print(f"{path}: {record['device']}; microseconds")
+    for entry in record["sweep"]:
+        cell = Cell(**entry["cell"])
+        times: dict[Config, float] = {}
+        for candidate in entry["candidates"]:  # the first of several measurements of the best is the longest
+            times.setdefault(Config(**candidate["config"]), candidate["us"])
+        best = min(times.values())
+        chosen = choose(device, Problem(cell.m, (cell.n,), cell.k, contractions=KINDS[cell.kind].weights))
+        of_chosen = f"{times[chosen]:7.2f} {times[chosen] / best:6.3f}" if chosen in times else f"{'not measured':>14}"
+        print(f"{cell.title}  best {best:7.2f}  chosen {of_chosen}  {chosen}")
+
+
 # The table ---------------------------------------------------------------------------------------------------------------------
 
 
@@ -409,6 +426,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--out", type=Path, help="JSON file for everything that was measured")
     parser.add_argument("--sweep", action="store_true", help="measure many configurations too")
+    parser.add_argument("--chosen", type=Path, help="only compare what the tables choose with the best in this record of a sweep")
     parser.add_argument("--best", type=int, default=3, help="of a sweep: how many to measure chained in all ways")
     parser.add_argument("--kinds", nargs="+", choices=list(KINDS), default=list(KINDS))
     parser.add_argument("--rows", nargs="+", type=int, default=list(ROWS))
@@ -418,6 +436,9 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=0.01, help="for one mode in one round")
     parser.add_argument("--processes", type=int, default=16, help="compile so many candidates at once")
     options = parser.parse_args()
+    if options.chosen:
+        show_chosen(options.chosen)
+        return
     if options.peers is None:
         options.peers = ["cublas"] if options.sweep else list(PEERS)
     cells = [Cell(kind, m, *map(int, size.split("x"))) for kind in options.kinds for size in options.sizes for m in options.rows]

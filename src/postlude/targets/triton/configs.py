@@ -1,8 +1,8 @@
 """Which kernel, in which tiles: tables per architecture, and the choice from them.
 
-A table's rules are tried in order; the first that has enough rows, and reads weights that lie that way, is taken. What the
-rule says is then fitted to the call: k is split while each multiprocessor has at most one program, and stages of the pipeline
-are dropped that do not fit into shared memory.
+A table's rules are tried in order; the first whose limits hold for the call is taken. What the rule says is then fitted to the
+call: k is split while each multiprocessor has at most one program, and stages of the pipeline are dropped that do not fit into
+shared memory.
 """
 
 from dataclasses import dataclass, replace
@@ -78,34 +78,77 @@ class Device:
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """A configuration for up to `rows` rows. `splits`: most programs that may share the sum of a tile."""
+    """A configuration and the calls that it is for.
+
+    Attributes:
+        rows: most rows.
+        config: the configuration.
+        splits: most programs that may share the sum of a tile.
+        along_k: which way the weights lie, if that matters.
+        contractions: most contractions of a group.
+        columns: most columns for each multiprocessor, with those of all groups and of the whole batch.
+        k: largest k.
+    """
 
     rows: float
     config: Config
     splits: int = 1
     along_k: bool | None = None
+    contractions: float = inf
+    columns: float = inf
+    k: float = inf
+
+    def holds(self, problem: Problem, device: Device) -> bool:
+        """Whether it is for a call."""
+        return (
+            problem.m <= self.rows
+            and self.along_k in (None, problem.along_k)
+            and problem.contractions <= self.contractions
+            and problem.batch * sum(problem.columns) <= self.columns * device.multiprocessors
+            and problem.k <= self.k
+        )
 
 
-def _gemv(rows: int, block_n: int, block_k: int, warps: int, stages: int, **more: Any) -> Rule:
-    return Rule(rows, Config("gemv", rows, block_n, block_k, warps, stages, **more), along_k=True)
+def _gemv(rows: int, block_n: int, block_k: int, warps: int, stages: int, **limits: Any) -> Rule:
+    return Rule(rows, Config("gemv", rows, block_n, block_k, warps, stages), along_k=True, **limits)
 
 
 def _gemm(
-    rows: float, tile: tuple[int, int, int], warps: int, stages: int, splits: int = 1, along_k: bool | None = None, **more: Any
+    rows: float, tile: tuple[int, int, int], warps: int, stages: int, splits: int = 1, *, swap: bool = False, **limits: Any
 ) -> Rule:
-    return Rule(rows, Config("gemm", *tile, warps, stages, **more), splits, along_k)
+    return Rule(rows, Config("gemm", *tile, warps, stages, swap=swap), splits, **limits)
 
 
-_CHAINED: dict[str, Any] = {"chained": True, "prefetch": 2048, "release": 2}
+def _chained(rule: Rule, prefetch: int = 0, release: int = 0) -> Rule:
+    return replace(rule, config=replace(rule.config, chained=True, prefetch=prefetch, release=release))
+
 
 #: (architecture, bytes of an element) -> rules. Architectures are looked up by the longest prefix of their name.
 TABLES: dict[tuple[str, int], tuple[Rule, ...]] = {
-    # H200.
+    # H200: the best, within two per cent, of what benchmarks/gpu_decode.py --sweep measured with 1, 4, 16 and 64 rows. A limit
+    # of 32 columns stands for 4096 of them, 64 for 6144, none for 14336. Tiles for 32 rows are between their neighbours'.
     ("sm_90", 2): (
-        _gemv(1, 8, 512, 4, 3, **_CHAINED),
-        _gemm(16, (16, 64, 128), 4, 5, 8, swap=True, **_CHAINED),
-        _gemm(32, (32, 64, 128), 4, 4, 8, swap=True, **_CHAINED),
-        _gemm(64, (64, 64, 128), 4, 3, 8, swap=True, **_CHAINED),
+        _chained(_gemv(1, 8, 512, 4, 3, contractions=1, columns=32), 1024, 2),
+        _chained(_gemv(1, 4, 1024, 4, 5, contractions=1), 2048, 0),
+        _chained(_gemv(1, 4, 1024, 4, 5, columns=64, k=8192), 1024, 4),
+        _chained(_gemv(1, 2, 1024, 4, 3), 0, 4),
+        _chained(_gemm(16, (16, 64, 256), 4, 3, 8, swap=True, contractions=1, columns=32), 1024, 4),
+        _chained(_gemm(16, (16, 64, 128), 4, 5, swap=True, contractions=1, columns=64)),
+        _chained(_gemm(16, (16, 32, 128), 4, 5, 8, columns=32)),
+        _chained(_gemm(16, (16, 64, 256), 4, 3, swap=True, columns=64), 0, 2),
+        _chained(_gemm(16, (16, 64, 128), 4, 3, swap=True), 0, 2),
+        _chained(_gemm(32, (32, 64, 128), 4, 5, 8, swap=True, contractions=1, columns=32)),
+        _chained(_gemm(32, (32, 64, 128), 4, 5, swap=True, contractions=1, columns=64)),
+        _chained(_gemm(32, (32, 64, 128), 4, 3, swap=True, contractions=1), 0, 2),
+        _chained(_gemm(32, (32, 32, 128), 4, 5, 8, columns=32)),
+        _chained(_gemm(32, (32, 64, 64), 4, 5, swap=True), 0, 2),
+        _chained(_gemm(64, (64, 32, 128), 4, 5, 8, columns=32, k=8192), 0, 2),
+        _chained(_gemm(64, (64, 64, 128), 4, 5, 8, swap=True, contractions=1, columns=32), 1024, 4),
+        _chained(_gemm(64, (64, 64, 128), 4, 5, swap=True, contractions=1, columns=64), 0, 2),
+        _chained(_gemm(64, (64, 64, 128), 4, 3, swap=True, contractions=1), 0, 2),
+        _chained(_gemm(64, (64, 32, 128), 4, 5, 8, columns=32), 0, 2),
+        _chained(_gemm(64, (64, 64, 64), 4, 5, swap=True, columns=64), 0, 2),
+        _chained(_gemm(64, (64, 64, 64), 4, 8, swap=True), 0, 4),
         _gemm(128, (128, 64, 64), 4, 4, 4),
         _gemm(inf, (128, 256, 64), 8, 3),
     ),
@@ -154,9 +197,7 @@ TABLES: dict[tuple[str, int], tuple[Rule, ...]] = {
 
 def choose(device: Device, problem: Problem) -> Config:
     """The configuration of a call."""
-    rule = next(
-        rule for rule in rules(device.arch, problem.element) if problem.m <= rule.rows and rule.along_k in (None, problem.along_k)
-    )
+    rule = next(rule for rule in rules(device.arch, problem.element) if rule.holds(problem, device))
     return fitted(replace(rule.config, split_k=_splits(rule, problem, device)), problem, device)
 
 

@@ -29,9 +29,10 @@ from postlude.ir import Region
 from postlude.targets.aten.interpreter import axis_sizes, batch_shape
 from postlude.targets.planned import ALIGNMENT, Launch, PlannedKernel
 from postlude.targets.triton import configs
-from postlude.targets.triton.codegen import WORKSPACE, Source, generate
+from postlude.targets.triton.codegen import Source, generate
 from postlude.targets.triton.configs import Config, Device, Problem
 from postlude.targets.triton.layout import Extension, extensions, reach
+from postlude.targets.triton.workspace import Workspace
 
 #: Of this size on, offsets within a tensor are computed in 64 bits. Tiles reach a little beyond the tensor.
 _WIDE = 2**31 - 2**20
@@ -157,20 +158,21 @@ class _Call:
         tiles = [-(-self.sizes[group.column] // config.block_n) for group in self.region.groups]
         grid = self.sizes["b"] * blocks * sum(tiles)
         workspace = None
-        if WORKSPACE[config.form]:
+        if config.split_k > 1:
             accumulate = max((c.accumulate for c in self.region.contractions), key=lambda dtype: dtype.itemsize)
-            values = grid * self.problem().contractions * config.block_m * config.block_n
-            workspace = _Workspace(self.tensors[0].device, accumulate, values, grid, config.split_k)
+            parts = grid * self.problem().contractions * config.block_m * config.block_n
+            workspace = Workspace(self.tensors[0].device, accumulate, parts, grid // config.split_k)
         options = {"num_warps": config.warps, "num_stages": config.stages}
         if config.chained:
             options["launch_pdl"] = True
         function = getattr(module, config.form)
-        plain = _Plain(function, grid, workspace, integers, constants, options)
+        plain = _Plain(function, grid, workspace, config.form == "gemm", integers, constants, options)
         return direct(plain, self.tensors) or plain
 
     def integers(self, source: Source, config: Config) -> list[int]:
         """The integer arguments."""
-        values = [config.prefetch if self.can_prefetch() else 0, config.release] if config.chained else []
+        values = [config.split_k] if config.form == "gemm" else []
+        values += [config.prefetch if self.can_prefetch() else 0, config.release] if config.chained else []
         values += [self.sizes[axis] for axis in source.sizes]
         return values + [getattr(self.layouts[s.tensor][s.axis], s.part) for s in source.strides]
 
@@ -213,15 +215,21 @@ class _Plain:
 
     function: Any
     grid: int
-    workspace: "_Workspace | None"
+    workspace: Workspace | None
+    takes_workspace: bool
     integers: list[int]
     constants: dict[str, Any]
     options: dict[str, Any]
 
     def __call__(self, pointers: Sequence[int], tensors: Sequence[Tensor]) -> None:
-        extra = (*self.workspace.tensors(), self.workspace.splits) if self.workspace else ()
         with _guard(tensors[0].device):
+            extra = self.workspace.tensors() if self.workspace else self.nothing
             self.function[(self.grid,)](*tensors, *extra, *self.integers, **self.constants, **self.options)
+
+    @property
+    def nothing(self) -> tuple[None, ...]:
+        """What stands in the place of a workspace where k is not split."""
+        return (None, None) if self.takes_workspace else ()
 
 
 def direct(plain: _Plain, tensors: Sequence[Tensor]) -> Launch | None:
@@ -233,9 +241,9 @@ def direct(plain: _Plain, tensors: Sequence[Tensor]) -> Launch | None:
     if not isinstance(plain.function, JITFunction):
         return None
     workspace = plain.workspace
-    extra = (*workspace.tensors(), workspace.splits) if workspace else ()
+    types = workspace.types if workspace else plain.nothing
     compiled: Any = plain.function.warmup(
-        *tensors, *extra, *plain.integers, grid=(plain.grid,), **plain.constants, **plain.options
+        *tensors, *types, *plain.integers, grid=(plain.grid,), **plain.constants, **plain.options
     )
     try:
         run, function, metadata = compiled.run, compiled.function, compiled.packed_metadata
@@ -244,7 +252,7 @@ def direct(plain: _Plain, tensors: Sequence[Tensor]) -> Launch | None:
     except AttributeError:
         return None
     grid, device = plain.grid, tensors[0].get_device()
-    rest = (*plain.integers, *plain.constants.values())
+    rest = (*plain.nothing, *plain.integers, *plain.constants.values())
 
     def launch(pointers: Sequence[int], tensors: Sequence[Tensor]) -> None:
         if current_device() != device:
@@ -256,74 +264,10 @@ def direct(plain: _Plain, tensors: Sequence[Tensor]) -> Launch | None:
             # The memory may go back to torch's allocator before the kernel has run: what takes it next runs after it.
             extra = [tensor.data_ptr() for tensor in workspace.tensors()]
             head = (grid, 1, 1, current_stream(device), function, metadata, None, None, None)
-            run(*head, *pointers, *extra, workspace.splits, *rest)
+            run(*head, *pointers, *extra, *plain.integers, *plain.constants.values())
         return None
 
     return launch
-
-
-# Workspace -------------------------------------------------------------------------------------------------------------------
-
-
-class _Workspace:
-    """Memory of a launch that splits k: the parts of each tile, and a counter of each tile that is zero between launches."""
-
-    def __init__(self, device: torch.device, dtype: torch.dtype, values: int, programs: int, splits: int) -> None:
-        self.device = device
-        self.dtype = dtype
-        self.values = values
-        self.splits = splits
-        self.counters = programs // splits + -(programs // splits) % 4  # so that each launch's counters are aligned
-        nothing = (torch.empty(1, dtype=dtype, device=device), torch.empty(1, dtype=torch.int32, device=device))
-        self.nothing = nothing if splits == 1 else None
-
-    def tensors(self) -> tuple[Tensor, Tensor]:
-        """Memory for one launch on the current stream."""
-        if self.nothing is not None:
-            return self.nothing
-        partials = torch.empty(self.values, dtype=self.dtype, device=self.device)
-        return partials, _counters(self.device).take(self.counters)
-
-
-class _Counters:
-    """Counters of one device.
-
-    A stream runs one kernel at a time, so a stream's kernels share counters. A kernel in a CUDA graph has counters of its own:
-    several graphs may run at once. Nothing tells when a graph is gone, so what its kernels were given is never given again.
-    """
-
-    SLAB = 1 << 20
-
-    def __init__(self, device: torch.device) -> None:
-        self.device = device
-        self.of_stream: dict[int, Tensor] = {}
-        self.slabs: list[Tensor] = []
-        self.given = self.SLAB
-
-    def take(self, count: int) -> Tensor:
-        """This many counters, all zero, for a launch on the current stream."""
-        if self.device.type == "cpu":
-            return torch.zeros(count, dtype=torch.int32)
-        if torch.cuda.is_current_stream_capturing():
-            if self.given + count > self.SLAB:
-                return torch.zeros(count, dtype=torch.int32, device=self.device)  # becomes part of the graph
-            self.given += count
-            return self.slabs[-1][self.given - count : self.given]
-        if self.given > self.SLAB // 2:
-            self.slabs.append(torch.zeros(self.SLAB, dtype=torch.int32, device=self.device))
-            self.given = 0
-            # Kernels on other streams use it too.
-            torch.cuda.current_stream(self.device).synchronize()
-        stream = torch.cuda.current_stream(self.device).cuda_stream
-        found = self.of_stream.get(stream)
-        if found is None or found.numel() < count:
-            found = self.of_stream[stream] = torch.zeros(max(count, 1 << 12), dtype=torch.int32, device=self.device)
-        return found
-
-
-@lru_cache(maxsize=64)
-def _counters(device: torch.device) -> _Counters:
-    return _Counters(device)
 
 
 # Modules and devices ---------------------------------------------------------------------------------------------------------
