@@ -38,6 +38,8 @@ int may_use_threads(int wanted);  // 1 in a forked child, where the pool of thre
 // Below how many rows weights are used where they lie, because packing them would cost more than it saves.
 // Sums over the lanes at the end of each dot product cost as much as kDotDepth steps of k per block of rows.
 constexpr int64_t kDotRows = 64, kDotDepth = 32;
+// From how many rows on AMX is faster: with packed weights, and where it packs them on the fly.
+constexpr int64_t kAmxPackedRows = 3, kAmxNaturalRows = 16;
 // Weights [k, n]: rows of 16-bit elements must be interleaved or converted at every reading.
 constexpr int64_t in_place_rows(Element e) { return element_bytes(e) == 2 ? 12 : 40; }
 // Rows of both operands in the dot form: a block of them should fit into L1.
@@ -75,17 +77,21 @@ struct Group {
   bool chained = false;           // the left operand is the previous group's `next`
   bool by_rows = false;
   bool prefetch = false;  // the weights do not stay in L2
+  int64_t block = kTileRows;  // rows of a block: kAmxRows where AMX multiplies
   bool all_panels = false;  // panels: a task is all panels times rows_each rows, its epilogue included
   // panels: tasks of rows_each rows for the first `whole` panels, of tail_each rows for the others
   int64_t whole = 0, rows_each = 0, tail_each = 0, tasks = 0, shared_at = 0;
 };
 
-// Rows [0, rows) in blocks of nearly equal size, none larger than a tile.
+// Rows [0, rows) in blocks: of nearly equal size, none larger than a tile of registers; with AMX of full size but for the last.
 struct Blocks {
-  int64_t count, base, longer;
-  explicit Blocks(int64_t rows)
-      : count((rows + kTileRows - 1) / kTileRows), base(count ? rows / count : 0), longer(count ? rows % count : 0) {}
-  int size(int64_t i) const { return static_cast<int>(base + (i < longer ? 1 : 0)); }
+  int64_t count, base, longer, rows;
+  Blocks(int64_t all, int64_t most)
+      : count((all + most - 1) / most),
+        base(most != kTileRows ? most : count ? all / count : 0),
+        longer(most != kTileRows ? 0 : count ? all % count : 0),
+        rows(all) {}
+  int size(int64_t i) const { return static_cast<int>(std::min(base + (i < longer ? 1 : 0), rows - i * base)); }
 };
 
 class Driver {
@@ -220,15 +226,26 @@ class Driver {
     g.prefetch = g.n * g.k * element_bytes(info.right_type) * info.contractions > kPrefetchBytes;
     g.by_rows = g.info->batched || g.chained || g.info->feeds_next;
     if (g.chained) groups_[index - 1].by_rows = true;
+    if (amx_pays(g)) g.block = kAmxRows;
     return 0;
   }
 
   // --- the plan ---------------------------------------------------------------------------------------------------------
 
+  static bool amx(const Group &g) { return g.block == kAmxRows; }
+
+  static bool amx_pays(const Group &g) {
+    if (g.kernels.amx == nullptr) return false;
+    bool packed = true;
+    for (int c = 0; c < g.info->contractions; ++c) packed = packed && g.right[c].packed != nullptr;
+    return g.m >= (packed ? kAmxPackedRows : kAmxNaturalRows);
+  }
+
   static Form form(const Group &g, const Right &r, int64_t rows, int64_t panel) {
     if (r.packed != nullptr) return Form::packed;
+    if (amx(g)) return Form::pack;
     const View &v = r.view;
-    if (v.stride_k == 1 && rows <= kDotRows && Blocks(rows).count * kDotDepth <= g.k) return Form::dot;
+    if (v.stride_k == 1 && rows <= kDotRows && Blocks(rows, g.block).count * kDotDepth <= g.k) return Form::dot;
     if (v.rows.step() == 1 && rows <= in_place_rows(v.type) && (panel + 1) * g.width <= g.n) return Form::in_place;
     return Form::pack;
   }
@@ -402,6 +419,9 @@ class Driver {
       if (groups_[g].by_rows) chain(g, end, phase + g);
       g = end;
     }
+#if defined(POSTLUDE_AMX)
+    tile_shapes().release();
+#endif
   }
 
   void fill_left(const SharedLeft &shared, int64_t first, int64_t begin, int64_t end) {
@@ -435,7 +455,7 @@ class Driver {
     const View &v = r.view;
     const int64_t bytes = element_bytes(e), per = e == Element::bf16 ? 2 : 1;
     switch (form(g, r, rows, p)) {
-      case Form::packed: return {g.kernels.panel, r.packed + p * panel_bytes(e, g.k), 0, kPanelBytes, per, kNear, kPanelBytes, 128};
+      case Form::packed: return {panel_kernel_of(g), r.packed + p * panel_bytes(e, g.k), 0, kPanelBytes, per, kNear, kPanelBytes, 128};
       case Form::dot: {
         const int64_t row = v.rows.step() * bytes;
         return {g.kernels.dot, v.at(item, p * g.width), v.rows.step(), bytes, 1, 4 * row, 0, 2 * row};
@@ -447,8 +467,10 @@ class Driver {
       case Form::pack: break;
     }
     pack_right(g, c, p, item, room);
-    return {g.kernels.panel, room, 0, kPanelBytes, per, 0, 0, 0};
+    return {panel_kernel_of(g), room, 0, kPanelBytes, per, 0, 0, 0};
   }
+
+  static MicroKernel panel_kernel_of(const Group &g) { return amx(g) ? g.kernels.amx : g.kernels.panel; }
 
   // How another panel will be read, in whatever form.
   static Ahead next_walk(const Group &g, int c, int64_t p, int64_t pack_rows) {
@@ -563,7 +585,7 @@ class Driver {
     Panel b[kMaxContractions];
     for (int c = 0; c < contractions; ++c) b[c] = panel(g, c, p, item, pack_rows, room + c * room_bytes);
 
-    const Blocks blocks(rows);
+    const Blocks blocks(rows, g.block);
     int64_t depth = g.k;  // k at a time, so that a panel stays in L2 while the rows pass
     const int64_t k_bytes = std::max<int64_t>(1, panel_bytes(e, 2) / 2) * contractions;
     if (blocks.count > 1 && g.k * k_bytes > kPanelBudget) depth = even_parts(g.k, kPanelBudget / k_bytes);
@@ -578,7 +600,7 @@ class Driver {
     if (keep) {
       for (int c = 0; c < contractions; ++c) c_base[c] = into.data + c * into.each + p * g.width * g.item;
     } else {
-      const int64_t bytes = (split ? rows : kTileRows) * g.width * g.item;
+      const int64_t bytes = (split ? rows : g.block) * g.width * g.item;
       char *tile = static_cast<char *>(scratch(kTile, bytes * contractions));
       for (int c = 0; c < contractions; ++c) c_base[c] = tile + c * bytes;
     }
@@ -676,7 +698,7 @@ class Driver {
       }
       const int64_t full = g.panels * g.width;
       char *sums = static_cast<char *>(scratch(kRows, contractions * rows * full * g.item));
-      const Blocks blocks(rows);
+      const Blocks blocks(rows, g.block);
       for (int c = 0; c < contractions; ++c) {
         const Element e = g.info->right_type;
         const int64_t each = round_up(panel_bytes(e, g.k), 64);
@@ -691,7 +713,7 @@ class Driver {
           char *place = keep ? room + p * each : room;
           Panel b;
           if (keep && holds == source && form(g, g.right[c], g.m, p) == Form::pack)
-            b = {g.kernels.panel, place, 0, 0, 1, 0, 0, 0};
+            b = {panel_kernel_of(g), place, 0, 0, 1, 0, 0, 0};
           else
             b = panel(g, c, p, source, g.m, place);
           int64_t at = 0;
