@@ -28,7 +28,7 @@
 namespace postlude {
 
 // Thread-local buffers that only grow. Slots at and above kPacked hold packed right operands, one per contraction.
-enum Slot : int { kSharedRows, kSharedLeft, kSharedCounters, kPanel, kTile, kRows, kNextEven, kNextOdd, kLeft, kLeftConverted, kPacked };
+enum Slot : int { kSharedRows, kSharedLeft, kSharedCounters, kPanel, kTile, kPair, kRows, kNextEven, kNextOdd, kLeft, kLeftConverted, kPacked };
 constexpr int kMaxGroups = 16;
 constexpr int kSlots = kPacked + kMaxContractions * kMaxGroups;
 void *scratch(int slot, int64_t bytes);  // aligned to 64 bytes and padded by 64
@@ -334,7 +334,7 @@ class Driver {
     if (g.panels == 0) return;
     bool packs = false;
     for (int c = 0; c < g.info->contractions; ++c) packs = packs || form(g, g.right[c], rows, 0) == Form::pack;
-    const auto pieces = [&](int64_t count) { return round_up((rows + count - 1) / count, kTileRows); };
+    const auto pieces = [&](int64_t count) { return round_up((rows + count - 1) / count, g.block); };
     g.whole = g.panels;
     if (threads_ == 1) {
       g.rows_each = rows;
@@ -349,7 +349,7 @@ class Driver {
     } else {
       const int64_t wanted = (8 * threads_ + all_panels - 1) / std::max<int64_t>(1, all_panels);
       g.rows_each = pieces(std::max<int64_t>(1, std::min<int64_t>(wanted, rows / 24)));
-      g.rows_each = std::min<int64_t>(g.rows_each, 64 * kTileRows);
+      g.rows_each = std::min<int64_t>(g.rows_each, 64 * g.block);
     }
     g.rows_each = std::max<int64_t>(g.rows_each, 1);
     const auto ranges = [&](int64_t each) { return each > 0 ? (rows + each - 1) / each : 0; };
@@ -391,7 +391,16 @@ class Driver {
     }
   }
 
+  // What a thread carries from one task to the next: the block whose epilogue is yet to be done.
+  struct Worker {
+    Beside pending;
+    int turn = 0;  // which of two accumulator tiles comes next
+
+    void finish() { pending.finish(pending.rows); }
+  };
+
   void work(bool team) {
+    Worker worker;
     int64_t phase = 0;
     for (int64_t first = 0; first < total_; first += super_, phase += 3) {
       const int64_t rows = std::min(super_, total_ - first);
@@ -405,7 +414,8 @@ class Driver {
         });
         barrier(team);
       }
-      take_ahead(phase + 1, panel_tasks_, grain_, [&](int64_t t, int64_t following) { panel_task(t, following, first, rows); });
+      take_ahead(phase + 1, panel_tasks_, grain_, [&](int64_t t, int64_t following) { panel_task(worker, t, following, first, rows); });
+      worker.finish();
       if (whole_rows_) {
         barrier(team);
         const int64_t each = std::max<int64_t>(1, std::min<int64_t>(16, rows / (threads_ * 4)));
@@ -416,7 +426,7 @@ class Driver {
     for (int g = 0; g < program_.count;) {
       int end = g + 1;
       while (end < program_.count && groups_[end].chained) ++end;
-      if (groups_[g].by_rows) chain(g, end, phase + g);
+      if (groups_[g].by_rows) chain(worker, g, end, phase + g);
       g = end;
     }
 #if defined(POSTLUDE_AMX)
@@ -455,7 +465,7 @@ class Driver {
     const View &v = r.view;
     const int64_t bytes = element_bytes(e), per = e == Element::bf16 ? 2 : 1;
     switch (form(g, r, rows, p)) {
-      case Form::packed: return {panel_kernel_of(g), r.packed + p * panel_bytes(e, g.k), 0, kPanelBytes, per, kNear, kPanelBytes, 128};
+      case Form::packed: return {g.kernels.panel, r.packed + p * panel_bytes(e, g.k), 0, kPanelBytes, per, kNear, kPanelBytes, 128};
       case Form::dot: {
         const int64_t row = v.rows.step() * bytes;
         return {g.kernels.dot, v.at(item, p * g.width), v.rows.step(), bytes, 1, 4 * row, 0, 2 * row};
@@ -467,10 +477,9 @@ class Driver {
       case Form::pack: break;
     }
     pack_right(g, c, p, item, room);
-    return {panel_kernel_of(g), room, 0, kPanelBytes, per, 0, 0, 0};
+    return {g.kernels.panel, room, 0, kPanelBytes, per, 0, 0, 0};
   }
 
-  static MicroKernel panel_kernel_of(const Group &g) { return amx(g) ? g.kernels.amx : g.kernels.panel; }
 
   // How another panel will be read, in whatever form.
   static Ahead next_walk(const Group &g, int c, int64_t p, int64_t pack_rows) {
@@ -518,11 +527,11 @@ class Driver {
     return tile;
   }
 
-  void panel_task(int64_t task, int64_t following, int64_t first, int64_t rows) {
+  void panel_task(Worker &worker, int64_t task, int64_t following, int64_t first, int64_t rows) {
     const auto [index, p, begin, end] = tile_of(task, rows);
     if (begin >= end) return;
     const Group &g = groups_[index];
-    if (g.all_panels) return whole_rows_task(g, first + begin, end - begin, left_of(g, first, begin));
+    if (g.all_panels) return whole_rows_task(worker, g, first + begin, end - begin, left_of(g, first, begin));
     int64_t next_panel = -1;
     if (following >= 0 && g.prefetch) {
       const Tile next = tile_of(following, rows);
@@ -531,7 +540,7 @@ class Driver {
     const int64_t full = g.panels * g.width;
     Into into{};
     if (g.info->whole_rows) into = {shared_rows_ + g.shared_at + begin * full * g.item, super_ * full * g.item};
-    one_panel(g, 0, p, next_panel, left_of(g, first, begin).rows, first + begin, end - begin, super_, into);
+    one_panel(worker, g, 0, p, next_panel, left_of(g, first, begin).rows, first + begin, end - begin, super_, into);
   }
 
   struct LeftRows {
@@ -553,10 +562,10 @@ class Driver {
   }
 
   // All panels of a few rows, which stay in L2 until their epilogue.
-  void whole_rows_task(const Group &g, int64_t row, int64_t rows, const LeftRows &left) {
+  void whole_rows_task(Worker &worker, const Group &g, int64_t row, int64_t rows, const LeftRows &left) {
     const int64_t full = g.panels * g.width, each = rows * full * g.item;
     char *sums = static_cast<char *>(scratch(kRows, g.info->contractions * each));
-    for (int64_t p = 0; p < g.panels; ++p) one_panel(g, 0, p, (p + 1) % g.panels, left.rows, row, rows, super_, {sums, each});
+    for (int64_t p = 0; p < g.panels; ++p) one_panel(worker, g, 0, p, (p + 1) % g.panels, left.rows, row, rows, super_, {sums, each});
     void *acc[kMaxContractions];
     for (int c = 0; c < g.info->contractions; ++c) acc[c] = sums + c * each;
     g.info->epilogue(tensors_, row, rows, 0, g.n, acc, full, nullptr, 0);
@@ -575,7 +584,7 @@ class Driver {
   };
 
   // Rows times one panel of each contraction.
-  void one_panel(const Group &g, int64_t item, int64_t p, int64_t next_panel, const Rows *left, int64_t row, int64_t rows, int64_t pack_rows,
+  void one_panel(Worker &worker, const Group &g, int64_t item, int64_t p, int64_t next_panel, const Rows *left, int64_t row, int64_t rows, int64_t pack_rows,
                  Into into) {
     const int contractions = g.info->contractions;
     const Element e = g.info->right_type;
@@ -587,7 +596,7 @@ class Driver {
 
     const Blocks blocks(rows, g.block);
     int64_t depth = g.k;  // k at a time, so that a panel stays in L2 while the rows pass
-    const int64_t k_bytes = std::max<int64_t>(1, panel_bytes(e, 2) / 2) * contractions;
+    const int64_t k_bytes = std::max<int64_t>(1, panel_bytes(e, kAmxK) / kAmxK) * contractions;
     if (blocks.count > 1 && g.k * k_bytes > kPanelBudget) depth = even_parts(g.k, kPanelBudget / k_bytes);
     if (rows > 1)
       for (int c = 0; c < contractions; ++c)
@@ -595,6 +604,7 @@ class Driver {
     const bool split = depth < g.k;
 
     const bool keep = into.data != nullptr;
+    if (amx(g) && !keep && !split) return blocks_with_epilogue(worker, g, p, next_panel, left, b, row, rows);
     const int64_t ldc = keep ? g.panels * g.width : g.width;
     char *c_base[kMaxContractions];
     if (keep) {
@@ -614,6 +624,11 @@ class Driver {
         for (int c = 0; c < contractions; ++c) {
           acc[c] = c_base[c] + (keep || split ? at * ldc * g.item : 0);
           const char *from = b[c].data + k0 / b[c].per * b[c].per_k;
+          if (amx(g)) {
+            g.kernels.amx(k1 - k0, left[c].data + (at * left[c].stride + k0) * left_bytes, left[c].stride, from, acc[c], ldc, size, columns,
+                          k0 > 0, nullptr);
+            continue;
+          }
           Ahead ahead{};
           if (g.prefetch) {
             const int64_t left_to_do = blocks.count - i;
@@ -636,6 +651,39 @@ class Driver {
     } while (k0 < g.k);
   }
 
+  // One panel in blocks of AMX: while one is multiplied, the epilogue of the block before is done beside it.
+  void blocks_with_epilogue(Worker &worker, const Group &g, int64_t p, int64_t next_panel, const Rows *left, const Panel *b, int64_t row,
+                            int64_t rows) {
+    constexpr int64_t tile = kAmxRows * kPanelBytes;
+    const int contractions = g.info->contractions, columns = static_cast<int>(std::min(g.width, g.n - p * g.width));
+    char *room = static_cast<char *>(scratch(kPair, 2 * kMaxContractions * tile));
+    Beside &beside = worker.pending;
+    const Blocks blocks(rows, kAmxRows);
+    int64_t steps = 0;
+    for (int64_t i = 0; i < blocks.count; ++i) steps += amx_steps(g.k, blocks.size(i), columns) * contractions;
+    beside.ahead = nullptr;
+    if (next_panel >= 0 && g.right[0].packed != nullptr && steps > 0) {
+      const int64_t bytes = panel_bytes(g.info->right_type, g.k);
+      beside.ahead = g.right[0].packed + next_panel * bytes, beside.ahead_end = beside.ahead + bytes;
+      beside.ahead_bytes = (bytes + steps - 1) / steps;
+    }
+    int64_t at = 0;
+    for (int64_t i = 0; i < blocks.count; ++i) {
+      const int size = blocks.size(i);
+      char *to = room + worker.turn * kMaxContractions * tile;
+      beside.spread(std::max<int64_t>(1, amx_steps(g.k, size, columns) * contractions));
+      for (int c = 0; c < contractions; ++c)
+        g.kernels.amx(g.k, left[c].data + at * left[c].stride * 2, left[c].stride, b[c].data, to + c * tile, g.width, size, columns, false,
+                      &beside);
+      worker.finish();
+      beside.epilogue = g.info->epilogue, beside.tensors = tensors_, beside.row = row + at, beside.rows = size;
+      beside.c0 = p * g.width, beside.columns = columns, beside.stride = kPanelBytes, beside.contractions = contractions;
+      for (int c = 0; c < contractions; ++c) beside.acc[c] = to + c * tile;
+      worker.turn ^= 1;
+      at += size;
+    }
+  }
+
   // Epilogues of the groups that need whole rows, for rows of the shared buffer.
   void finish_rows(int64_t first, int64_t begin, int64_t end) {
     for (int i = 0; i < program_.count; ++i) {
@@ -651,7 +699,7 @@ class Driver {
   // --- by rows -----------------------------------------------------------------------------------------------------------
 
   // Groups [g0, g1): one chain, or one batched group.
-  void chain(int g0, int g1, int64_t phase) {
+  void chain(Worker &worker, int g0, int g1, int64_t phase) {
     const Group &head = groups_[g0];
     if (head.m == 0 || head.batch == 0) return;
     int64_t per_row = 0;  // bytes of accumulators
@@ -678,11 +726,12 @@ class Driver {
     take(phase, tasks, grain, [&](int64_t t) {
       const int64_t item = t / ranges, begin = t % ranges * each;
       const int64_t rows = std::min(head.m, begin + each) - begin;
-      if (rows > 0) chain_task(g0, g1, item, begin, rows, columns_first, kept);
+      if (rows > 0) chain_task(worker, g0, g1, item, begin, rows, columns_first, kept);
     });
+    worker.finish();
   }
 
-  void chain_task(int g0, int g1, int64_t item, int64_t begin, int64_t rows, bool columns_first, int64_t *kept) {
+  void chain_task(Worker &worker, int g0, int g1, int64_t item, int64_t begin, int64_t rows, bool columns_first, int64_t *kept) {
     const char *fed = nullptr;
     int64_t fed_stride = 0;
     for (int i = g0; i < g1; ++i) {
@@ -693,7 +742,7 @@ class Driver {
       left_rows(g, item, begin, rows, fed, fed_stride, left);
       const int64_t flat = item * g.m + begin;
       if (columns_first) {
-        for (int64_t p = 0; p < g.panels; ++p) one_panel(g, item, p, -1, left, flat, rows, rows, {});
+        for (int64_t p = 0; p < g.panels; ++p) one_panel(worker, g, item, p, -1, left, flat, rows, rows, {});
         continue;
       }
       const int64_t full = g.panels * g.width;
@@ -713,14 +762,18 @@ class Driver {
           char *place = keep ? room + p * each : room;
           Panel b;
           if (keep && holds == source && form(g, g.right[c], g.m, p) == Form::pack)
-            b = {panel_kernel_of(g), place, 0, 0, 1, 0, 0, 0};
+            b = {g.kernels.panel, place, 0, 0, 1, 0, 0, 0};
           else
             b = panel(g, c, p, source, g.m, place);
           int64_t at = 0;
           for (int64_t r = 0; r < blocks.count; ++r) {
             const int size = blocks.size(r);
-            b.kernel(g.k, left[c].data + at * left[c].stride * left_bytes, left[c].stride, b.data, b.ldb,
-                     out + (at * full + p * g.width) * g.item, full, size, columns, false, nullptr);
+            const char *a = left[c].data + at * left[c].stride * left_bytes;
+            char *to = out + (at * full + p * g.width) * g.item;
+            if (amx(g))
+              g.kernels.amx(g.k, a, left[c].stride, b.data, to, full, size, columns, false, nullptr);
+            else
+              b.kernel(g.k, a, left[c].stride, b.data, b.ldb, to, full, size, columns, false, nullptr);
             at += size;
           }
         }

@@ -446,10 +446,10 @@ struct KernelSet {
   MicroKernel panel;     // packed
   MicroKernel in_place;  // [k, n]
   MicroKernel dot;       // [n, k]
-  MicroKernel amx = nullptr;  // packed, for blocks of kAmxRows
+  AmxKernel amx = nullptr;  // packed, for blocks of kAmxRows
 };
 
-constexpr MicroKernel amx_or_null() {
+constexpr AmxKernel amx_or_null() {
 #if defined(POSTLUDE_AMX)
   return amx_kernel;
 #else
