@@ -28,7 +28,7 @@
 namespace postlude {
 
 // Thread-local buffers that only grow. Slots at and above kPacked hold packed right operands, one per contraction.
-enum Slot : int { kSharedRows, kSharedLeft, kSharedCounters, kPanel, kTile, kPair, kRows, kNextEven, kNextOdd, kLeft, kLeftConverted, kPacked };
+enum Slot : int { kSharedRows, kSharedLeft, kSharedCounters, kPanel, kTile, kPair, kRows, kNextEven, kNextOdd, kLeft, kLeftConverted, kLeftPairs, kPacked };
 constexpr int kMaxGroups = 16;
 constexpr int kSlots = kPacked + kMaxContractions * kMaxGroups;
 void *scratch(int slot, int64_t bytes);  // aligned to 64 bytes and padded by 64
@@ -39,7 +39,9 @@ int may_use_threads(int wanted);  // 1 in a forked child, where the pool of thre
 // Sums over the lanes at the end of each dot product cost as much as kDotDepth steps of k per block of rows.
 constexpr int64_t kDotRows = 64, kDotDepth = 32;
 // From how many rows on AMX is faster: with packed weights, and where it packs them on the fly.
-constexpr int64_t kAmxPackedRows = 3, kAmxNaturalRows = 16;
+constexpr int64_t kAmxPackedRows = 3, kAmxNaturalRows = 3;
+// Up to how many rows AMX reads weights [n, k] where they lie.
+constexpr int64_t kAmxWeightsRows = 128;
 // Weights [k, n]: rows of 16-bit elements must be interleaved or converted at every reading.
 constexpr int64_t in_place_rows(Element e) { return element_bytes(e) == 2 ? 12 : 40; }
 // Rows of both operands in the dot form: a block of them should fit into L1.
@@ -77,6 +79,7 @@ struct Group {
   bool chained = false;           // the left operand is the previous group's `next`
   bool by_rows = false;
   bool prefetch = false;  // the weights do not stay in L2
+  bool one_left = true;   // all contractions have the same left operand
   int64_t block = kTileRows;  // rows of a block: kAmxRows where AMX multiplies
   bool all_panels = false;  // panels: a task is all panels times rows_each rows, its epilogue included
   // panels: tasks of rows_each rows for the first `whole` panels, of tail_each rows for the others
@@ -220,6 +223,7 @@ class Driver {
         return fail("contraction %d of group %d is [%lld, %lld, %lld], the first is [%lld, %lld, %lld]", i, index,
                     static_cast<long long>(batch), static_cast<long long>(m), static_cast<long long>(right.rows.total),
                     static_cast<long long>(g.batch), static_cast<long long>(g.m), static_cast<long long>(g.n));
+      g.one_left = g.one_left && l.tensor == info.left[0].tensor && l.transposed == info.left[0].transposed;
       g.batch = batch, g.m = m, g.n = right.rows.total, g.k = k;
     }
     g.panels = (g.n + g.width - 1) / g.width;
@@ -235,7 +239,7 @@ class Driver {
   static bool amx(const Group &g) { return g.block == kAmxRows; }
 
   static bool amx_pays(const Group &g) {
-    if (g.kernels.amx == nullptr) return false;
+    if (g.kernels.amx.panel == nullptr) return false;
     bool packed = true;
     for (int c = 0; c < g.info->contractions; ++c) packed = packed && g.right[c].packed != nullptr;
     return g.m >= (packed ? kAmxPackedRows : kAmxNaturalRows);
@@ -243,8 +247,9 @@ class Driver {
 
   static Form form(const Group &g, const Right &r, int64_t rows, int64_t panel) {
     if (r.packed != nullptr) return Form::packed;
-    if (amx(g)) return Form::pack;
     const View &v = r.view;
+    if (amx(g))
+      return !g.by_rows && g.one_left && v.stride_k == 1 && rows <= kAmxWeightsRows && g.n - panel * g.width >= 16 ? Form::dot : Form::pack;
     if (v.stride_k == 1 && rows <= kDotRows && Blocks(rows, g.block).count * kDotDepth <= g.k) return Form::dot;
     if (v.rows.step() == 1 && rows <= in_place_rows(v.type) && (panel + 1) * g.width <= g.n) return Form::in_place;
     return Form::pack;
@@ -395,6 +400,8 @@ class Driver {
   struct Worker {
     Beside pending;
     int turn = 0;  // which of two accumulator tiles comes next
+    const char *paired = nullptr;  // the rows whose pairs stand in kLeftPairs, and how many
+    int64_t paired_rows = 0, paired_stride = 0, paired_k = 0;
 
     void finish() { pending.finish(pending.rows); }
   };
@@ -404,6 +411,7 @@ class Driver {
     int64_t phase = 0;
     for (int64_t first = 0; first < total_; first += super_, phase += 3) {
       const int64_t rows = std::min(super_, total_ - first);
+      worker.paired = nullptr;  // shared copies of left operands change
       if (first > 0 && (left_count_ > 0 || whole_rows_)) barrier(team);  // the shared buffers are in use until here
       if (left_count_ > 0) {
         constexpr int64_t each = 32;  // whole squares of a transposition
@@ -598,13 +606,15 @@ class Driver {
     int64_t depth = g.k;  // k at a time, so that a panel stays in L2 while the rows pass
     const int64_t k_bytes = std::max<int64_t>(1, panel_bytes(e, kAmxK) / kAmxK) * contractions;
     if (blocks.count > 1 && g.k * k_bytes > kPanelBudget) depth = even_parts(g.k, kPanelBudget / k_bytes);
+    bool in_dots = false;
+    for (int c = 0; c < contractions; ++c) in_dots = in_dots || b[c].kernel == g.kernels.dot;
+    if (amx(g) && (in_dots || depth == g.k)) return amx_panel(worker, g, p, next_panel, left, b, row, rows, into);
     if (rows > 1)
       for (int c = 0; c < contractions; ++c)
         if (b[c].kernel == g.kernels.dot) depth = std::min(depth, even_parts(g.k, kDotBytes / left_bytes));
     const bool split = depth < g.k;
 
     const bool keep = into.data != nullptr;
-    if (amx(g) && !keep && !split) return blocks_with_epilogue(worker, g, p, next_panel, left, b, row, rows);
     const int64_t ldc = keep ? g.panels * g.width : g.width;
     char *c_base[kMaxContractions];
     if (keep) {
@@ -625,7 +635,7 @@ class Driver {
           acc[c] = c_base[c] + (keep || split ? at * ldc * g.item : 0);
           const char *from = b[c].data + k0 / b[c].per * b[c].per_k;
           if (amx(g)) {
-            g.kernels.amx(k1 - k0, left[c].data + (at * left[c].stride + k0) * left_bytes, left[c].stride, from, acc[c], ldc, size, columns,
+            g.kernels.amx.panel(k1 - k0, left[c].data + (at * left[c].stride + k0) * left_bytes, left[c].stride, from, acc[c], ldc, size, columns,
                           k0 > 0, nullptr);
             continue;
           }
@@ -652,9 +662,11 @@ class Driver {
   }
 
   // One panel in blocks of AMX: while one is multiplied, the epilogue of the block before is done beside it.
-  void blocks_with_epilogue(Worker &worker, const Group &g, int64_t p, int64_t next_panel, const Rows *left, const Panel *b, int64_t row,
-                            int64_t rows) {
+  void amx_panel(Worker &worker, const Group &g, int64_t p, int64_t next_panel, const Rows *left, const Panel *b, int64_t row, int64_t rows,
+                 Into into) {
     constexpr int64_t tile = kAmxRows * kPanelBytes;
+    const bool keep = into.data != nullptr;
+    const int64_t stride = keep ? g.panels * kPanelBytes : kPanelBytes;
     const int contractions = g.info->contractions, columns = static_cast<int>(std::min(g.width, g.n - p * g.width));
     char *room = static_cast<char *>(scratch(kPair, 2 * kMaxContractions * tile));
     Beside &beside = worker.pending;
@@ -662,26 +674,51 @@ class Driver {
     int64_t steps = 0;
     for (int64_t i = 0; i < blocks.count; ++i) steps += amx_steps(g.k, blocks.size(i), columns) * contractions;
     beside.ahead = nullptr;
-    if (next_panel >= 0 && g.right[0].packed != nullptr && steps > 0) {
-      const int64_t bytes = panel_bytes(g.info->right_type, g.k);
-      beside.ahead = g.right[0].packed + next_panel * bytes, beside.ahead_end = beside.ahead + bytes;
+    if (next_panel >= 0 && steps > 0) {
+      const View &v = g.right[0].view;
+      const bool packed = g.right[0].packed != nullptr;
+      const int64_t each = panel_bytes(g.info->right_type, g.k);
+      const int64_t bytes = packed ? each : v.stride_k == 1 && v.rows.step() == g.k ? std::min(g.width, g.n - next_panel * g.width) * g.k * 2 : 0;
+      beside.ahead = packed ? g.right[0].packed + next_panel * each : v.at(0, next_panel * g.width);
+      beside.ahead_end = beside.ahead + bytes;
       beside.ahead_bytes = (bytes + steps - 1) / steps;
     }
+    const int64_t block_bytes = pairs_depth(g.k) * kAmxRows * 2;
+    const char *pairs[kMaxContractions] = {};
+    for (int c = 0; c < contractions; ++c)
+      if (b[c].kernel == g.kernels.dot) pairs[c] = pairs_of(worker, g, left[c], blocks);  // the same for all
     int64_t at = 0;
     for (int64_t i = 0; i < blocks.count; ++i) {
       const int size = blocks.size(i);
-      char *to = room + worker.turn * kMaxContractions * tile;
+      char *to = keep ? into.data + at * stride + p * kPanelBytes : room + worker.turn * kMaxContractions * tile;
+      const int64_t each = keep ? into.each : tile;
       beside.spread(std::max<int64_t>(1, amx_steps(g.k, size, columns) * contractions));
       for (int c = 0; c < contractions; ++c)
-        g.kernels.amx(g.k, left[c].data + at * left[c].stride * 2, left[c].stride, b[c].data, to + c * tile, g.width, size, columns, false,
-                      &beside);
+        if (pairs[c] != nullptr)
+          g.kernels.amx.weights(g.k, pairs[c] + i * block_bytes, b[c].data, b[c].ldb, to + c * each, stride / g.item, size, columns, &beside);
+        else
+          g.kernels.amx.panel(g.k, left[c].data + at * left[c].stride * 2, left[c].stride, b[c].data, to + c * each, stride / g.item, size,
+                              columns, false, &beside);
+      at += size;
       worker.finish();
-      beside.epilogue = g.info->epilogue, beside.tensors = tensors_, beside.row = row + at, beside.rows = size;
+      if (keep) continue;
+      beside.epilogue = g.info->epilogue, beside.tensors = tensors_, beside.row = row + at - size, beside.rows = size;
       beside.c0 = p * g.width, beside.columns = columns, beside.stride = kPanelBytes, beside.contractions = contractions;
       for (int c = 0; c < contractions; ++c) beside.acc[c] = to + c * tile;
       worker.turn ^= 1;
-      at += size;
     }
+  }
+
+  // The rows of a task in pairs of k, block by block. Kept until other rows are asked for: all panels are multiplied with them.
+  static const char *pairs_of(Worker &worker, const Group &g, const Rows &left, const Blocks &blocks) {
+    const int64_t block_bytes = pairs_depth(g.k) * kAmxRows * 2;
+    char *room = static_cast<char *>(scratch(kLeftPairs, blocks.count * block_bytes));
+    if (worker.paired == left.data && worker.paired_rows == blocks.rows && worker.paired_stride == left.stride && worker.paired_k == g.k)
+      return room;
+    for (int64_t i = 0; i < blocks.count; ++i)
+      g.kernels.amx.pack_rows(room + i * block_bytes, left.data + i * kAmxRows * left.stride * 2, left.stride * 2, g.k, blocks.size(i));
+    worker.paired = left.data, worker.paired_rows = blocks.rows, worker.paired_stride = left.stride, worker.paired_k = g.k;
+    return room;
   }
 
   // Epilogues of the groups that need whole rows, for rows of the shared buffer.
@@ -771,7 +808,7 @@ class Driver {
             const char *a = left[c].data + at * left[c].stride * left_bytes;
             char *to = out + (at * full + p * g.width) * g.item;
             if (amx(g))
-              g.kernels.amx(g.k, a, left[c].stride, b.data, to, full, size, columns, false, nullptr);
+              g.kernels.amx.panel(g.k, a, left[c].stride, b.data, to, full, size, columns, false, nullptr);
             else
               b.kernel(g.k, a, left[c].stride, b.data, b.ldb, to, full, size, columns, false, nullptr);
             at += size;

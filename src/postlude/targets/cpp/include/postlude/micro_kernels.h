@@ -446,16 +446,8 @@ struct KernelSet {
   MicroKernel panel;     // packed
   MicroKernel in_place;  // [k, n]
   MicroKernel dot;       // [n, k]
-  AmxKernel amx = nullptr;  // packed, for blocks of kAmxRows
+  AmxKernels amx = {};  // for blocks of kAmxRows
 };
-
-constexpr AmxKernel amx_or_null() {
-#if defined(POSTLUDE_AMX)
-  return amx_kernel;
-#else
-  return nullptr;
-#endif
-}
 
 template <Element Right>
 inline KernelSet kernels_of(Element left) {
@@ -466,7 +458,7 @@ inline KernelSet kernels_of(Element left) {
 #if defined(POSTLUDE_AVX512_BF16)
     if (left == Element::bf16)
       return {Element::bf16, panel_kernel<PairStepDot<false>, kFull>, in_place_kernel<PairStepDot<true>, kAhead>,
-              dot_kernel<DotStepBf16, kFull>, amx_or_null()};
+              dot_kernel<DotStepBf16, kFull>, kAmxKernels};
 #endif
     return {Element::f32, panel_kernel<PairStepFloat, kDotBf16 ? kHalf : kFull>, in_place_kernel<RowStep<float, bfloat16>, kWhole>,
             dot_kernel<DotStep<float, bfloat16>, kDotBf16 ? kWhole : kFull>};
