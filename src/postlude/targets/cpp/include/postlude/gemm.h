@@ -40,6 +40,8 @@ int may_use_threads(int wanted);  // 1 in a forked child, where the pool of thre
 constexpr int64_t kDotRows = 64, kDotDepth = 32;
 // From how many rows on AMX is faster: with packed weights, and where it packs them on the fly.
 constexpr int64_t kAmxPackedRows = 3, kAmxNaturalRows = 3;
+// All panels of a task may fill so much of L2: no CPU with AMX has less than 2 MB.
+constexpr int64_t kAmxBudget = 1280 << 10;
 // Up to how many rows AMX reads weights [n, k] where they lie.
 constexpr int64_t kAmxWeightsRows = 128;
 // Weights [k, n]: rows of 16-bit elements must be interleaved or converted at every reading.
@@ -238,6 +240,8 @@ class Driver {
 
   static bool amx(const Group &g) { return g.block == kAmxRows; }
 
+  static int64_t own_rows(const Group &g) { return amx(g) ? kAmxRows : kOwnRows; }
+
   static bool amx_pays(const Group &g) {
     if (g.kernels.amx.panel == nullptr) return false;
     bool packed = true;
@@ -263,8 +267,8 @@ class Driver {
       work_ += g.batch * g.n * g.info->contractions * (g.m * (g.k + 32) + (g.batch == 1 ? 2 * g.k : 0));
       if (g.by_rows) continue;
       total_ = g.m;
-      g.all_panels = g.info->whole_rows && g.m >= threads_ * kOwnTasks * kOwnRows &&
-                     g.panels * panel_bytes(g.info->right_type, g.k) * g.info->contractions <= kPanelBudget;
+      g.all_panels = g.info->whole_rows && g.m >= threads_ * kOwnTasks * own_rows(g) &&
+                     g.panels * panel_bytes(g.info->right_type, g.k) * g.info->contractions <= (amx(g) ? kAmxBudget : kPanelBudget);
       for (int c = 0; c < g.info->contractions; ++c) g.all_panels = g.all_panels && g.right[c].packed != nullptr;
       all_panels += g.panels;
       panel_work += g.n * g.info->contractions * (g.m * (g.k + 32) + 16 * g.k);
@@ -330,9 +334,9 @@ class Driver {
   void spread(Group &g, int64_t all_panels) {
     const int64_t rows = super_;
     if (g.all_panels) {
-      const int64_t count = round_up((rows + kOwnRows - 1) / kOwnRows, threads_);
+      const int64_t count = round_up((rows + own_rows(g) - 1) / own_rows(g), threads_);
       g.whole = 1;
-      g.rows_each = (rows + count - 1) / count;
+      g.rows_each = amx(g) ? kAmxRows : (rows + count - 1) / count;
       g.tasks = (rows + g.rows_each - 1) / g.rows_each;
       return;
     }
