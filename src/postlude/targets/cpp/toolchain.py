@@ -200,11 +200,8 @@ def cpu_features() -> frozenset[str]:
     """Features of this CPU that the operating system lets programs use, in the spelling of Linux's /proc/cpuinfo."""
     if platform.machine().lower() not in ("x86_64", "amd64", "i686"):
         return frozenset()
-    try:
-        have = parse_cpuinfo(Path("/proc/cpuinfo").read_text())
-        return have if "amx_tile" not in have or tiles_permitted() else have - _AMX_FEATURES
-    except OSError:
-        pass
+    if found := _cpuinfo():
+        return found - refused_features()
     if sys.platform == "darwin":
         return parse_sysctl(_output(("sysctl", "-n", "machdep.cpu.features", "machdep.cpu.leaf7_features")))
     try:
@@ -214,11 +211,24 @@ def cpu_features() -> frozenset[str]:
 
 
 @lru_cache(maxsize=1)
+def _cpuinfo() -> frozenset[str]:
+    try:
+        return parse_cpuinfo(Path("/proc/cpuinfo").read_text())
+    except OSError:
+        return frozenset()
+
+
+def refused_features() -> frozenset[str]:
+    """Features that the CPU has, and that the operating system does not let this process use."""
+    return frozenset() if "amx_tile" not in _cpuinfo() or tiles_permitted() else _AMX_FEATURES & _cpuinfo()
+
+
+@lru_cache(maxsize=1)
 def tiles_permitted() -> bool:
     """Whether Linux lets this process use AMX's registers. It gives them on request, once, to all threads of a process."""
     arch_prctl, request_permission, tile_data = 158, 0x1023, 18
     try:
-        return ctypes.CDLL(None).syscall(arch_prctl, request_permission, tile_data) == 0
+        return bool(ctypes.CDLL(None).syscall(arch_prctl, request_permission, tile_data) == 0)
     except (OSError, AttributeError):
         return False
 
