@@ -68,7 +68,7 @@ struct AmxKernels {
 };
 
 // How many steps a block has: between two of them something else is done.
-constexpr int64_t amx_steps(int64_t k, int rows, int columns) { return (rows > 16 ? (columns + 31) / 32 : 1) * (k / kAmxK); }
+constexpr int64_t amx_steps(int64_t k, int rows, int columns) { return (rows > 16 ? (columns + 31) / 32 * 2 : 1) * (k / kAmxK); }
 
 #if defined(POSTLUDE_AMX)
 
@@ -151,12 +151,13 @@ POSTLUDE_INLINE void amx_two_rows(const AmxCall &call) {
     if constexpr (Tiles == 2) _tile_zero(1);
     if constexpr (Tiles == 2) _tile_zero(3);
   }
-  const auto multiply = [](const char *left, int64_t stride, const char *right) {
+  const auto multiply = [&](const char *left, int64_t stride, const char *right) {
     _tile_loadd(6, right, kPanelBytes);
     _tile_loadd(4, left, stride);
     _tile_dpbf16ps(0, 4, 6);
     if constexpr (Tiles == 2) _tile_loadd(7, right + 64, kPanelBytes);
     if constexpr (Tiles == 2) _tile_dpbf16ps(1, 4, 7);
+    if (call.beside != nullptr) call.beside->step();
     _tile_loadd(5, left + 16 * stride, stride);
     _tile_dpbf16ps(2, 5, 6);
     if constexpr (Tiles == 2) _tile_dpbf16ps(3, 5, 7);
