@@ -240,7 +240,13 @@ class Driver {
 
   static bool amx(const Group &g) { return g.block == kAmxRows; }
 
-  static int64_t own_rows(const Group &g) { return amx(g) ? kAmxRows : kOwnRows; }
+  // With AMX the panels of a task are read once for so many rows; as few tasks as leave every thread a choice.
+  int64_t own_rows(const Group &g) const {
+    if (!amx(g)) return kOwnRows;
+    int64_t rows = 4 * kAmxRows;
+    while (rows > kAmxRows && g.m < threads_ * kOwnTasks * rows) rows /= 2;
+    return rows;
+  }
 
   static bool amx_pays(const Group &g) {
     if (g.kernels.amx.panel == nullptr) return false;
@@ -336,7 +342,7 @@ class Driver {
     if (g.all_panels) {
       const int64_t count = round_up((rows + own_rows(g) - 1) / own_rows(g), threads_);
       g.whole = 1;
-      g.rows_each = amx(g) ? kAmxRows : (rows + count - 1) / count;
+      g.rows_each = amx(g) ? round_up((rows + count - 1) / count, kAmxRows) : (rows + count - 1) / count;
       g.tasks = (rows + g.rows_each - 1) / g.rows_each;
       return;
     }
