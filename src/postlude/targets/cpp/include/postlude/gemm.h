@@ -28,7 +28,10 @@
 namespace postlude {
 
 // Thread-local buffers that only grow. Slots at and above kPacked hold packed right operands, one per contraction.
-enum Slot : int { kSharedRows, kSharedLeft, kSharedCounters, kPanel, kTile, kPair, kRows, kNextEven, kNextOdd, kLeft, kLeftConverted, kLeftPairs, kPacked };
+enum Slot : int {
+  kSharedRows, kSharedLeft, kSharedCounters, kPanel, kTile, kTwoTiles, kRows, kNextEven, kNextOdd, kLeft, kLeftConverted, kLeftPairs,
+  kPacked
+};
 constexpr int kMaxGroups = 16;
 constexpr int kSlots = kPacked + kMaxContractions * kMaxGroups;
 void *scratch(int slot, int64_t bytes);  // aligned to 64 bytes and padded by 64
@@ -38,8 +41,8 @@ int may_use_threads(int wanted);  // 1 in a forked child, where the pool of thre
 // Below how many rows weights are used where they lie, because packing them would cost more than it saves.
 // Sums over the lanes at the end of each dot product cost as much as kDotDepth steps of k per block of rows.
 constexpr int64_t kDotRows = 64, kDotDepth = 32;
-// From how many rows on AMX is faster: with packed weights, and where it packs them on the fly.
-constexpr int64_t kAmxPackedRows = 3, kAmxNaturalRows = 3;
+// From how many rows on AMX is faster: with weights that it reads as they are, and where it packs them on the fly.
+constexpr int64_t kAmxRowsAsIs = 3, kAmxRowsPacking = 16;
 // All panels of a task may fill so much of L2: no CPU with AMX has less than 2 MB.
 constexpr int64_t kAmxBudget = 1280 << 10;
 // Up to how many rows AMX reads weights [n, k] where they lie.
@@ -250,16 +253,21 @@ class Driver {
 
   static bool amx_pays(const Group &g) {
     if (g.kernels.amx.panel == nullptr) return false;
-    bool packed = true;
-    for (int c = 0; c < g.info->contractions; ++c) packed = packed && g.right[c].packed != nullptr;
-    return g.m >= (packed ? kAmxPackedRows : kAmxNaturalRows);
+    bool as_is = true;
+    for (int c = 0; c < g.info->contractions; ++c) as_is = as_is && (g.right[c].packed != nullptr || weights_as_left(g, g.right[c]));
+    return g.m >= (as_is ? kAmxRowsAsIs : kAmxRowsPacking);
   }
+
+  // Whether AMX can multiply with weights [n, k] where they lie, in the transposed product.
+  static bool weights_as_left(const Group &g, const Right &r) { return !g.by_rows && g.one_left && r.view.stride_k == 1; }
 
   static Form form(const Group &g, const Right &r, int64_t rows, int64_t panel) {
     if (r.packed != nullptr) return Form::packed;
     const View &v = r.view;
-    if (amx(g))
-      return !g.by_rows && g.one_left && v.stride_k == 1 && rows <= kAmxWeightsRows && g.n - panel * g.width >= 16 ? Form::dot : Form::pack;
+    if (amx(g)) {
+      const bool dot = weights_as_left(g, r) && rows <= kAmxWeightsRows && g.n - panel * g.width >= 16;
+      return dot ? Form::dot : Form::pack;
+    }
     if (v.stride_k == 1 && rows <= kDotRows && Blocks(rows, g.block).count * kDotDepth <= g.k) return Form::dot;
     if (v.rows.step() == 1 && rows <= in_place_rows(v.type) && (panel + 1) * g.width <= g.n) return Form::in_place;
     return Form::pack;
@@ -602,8 +610,8 @@ class Driver {
   };
 
   // Rows times one panel of each contraction.
-  void one_panel(Worker &worker, const Group &g, int64_t item, int64_t p, int64_t next_panel, const Rows *left, int64_t row, int64_t rows, int64_t pack_rows,
-                 Into into) {
+  void one_panel(Worker &worker, const Group &g, int64_t item, int64_t p, int64_t next_panel, const Rows *left, int64_t row,
+                 int64_t rows, int64_t pack_rows, Into into) {
     const int contractions = g.info->contractions;
     const Element e = g.info->right_type;
     const int64_t room_bytes = round_up(panel_bytes(e, g.k), 64), left_bytes = element_bytes(g.kernels.left);
@@ -645,8 +653,8 @@ class Driver {
           acc[c] = c_base[c] + (keep || split ? at * ldc * g.item : 0);
           const char *from = b[c].data + k0 / b[c].per * b[c].per_k;
           if (amx(g)) {
-            g.kernels.amx.panel(k1 - k0, left[c].data + (at * left[c].stride + k0) * left_bytes, left[c].stride, from, acc[c], ldc, size, columns,
-                          k0 > 0, nullptr);
+            const char *a = left[c].data + (at * left[c].stride + k0) * left_bytes;
+            g.kernels.amx.panel(k1 - k0, a, left[c].stride, from, acc[c], ldc, size, columns, k0 > 0, nullptr);
             continue;
           }
           Ahead ahead{};
@@ -672,26 +680,25 @@ class Driver {
   }
 
   // One panel in blocks of AMX: while one is multiplied, the epilogue of the block before is done beside it.
-  void amx_panel(Worker &worker, const Group &g, int64_t p, int64_t next_panel, const Rows *left, const Panel *b, int64_t row, int64_t rows,
-                 Into into) {
+  void amx_panel(Worker &worker, const Group &g, int64_t p, int64_t next_panel, const Rows *left, const Panel *b, int64_t row,
+                 int64_t rows, Into into) {
     constexpr int64_t tile = kAmxRows * kPanelBytes;
     const bool keep = into.data != nullptr;
     const int64_t stride = keep ? g.panels * kPanelBytes : kPanelBytes;
     const int contractions = g.info->contractions, columns = static_cast<int>(std::min(g.width, g.n - p * g.width));
-    char *room = static_cast<char *>(scratch(kPair, 2 * kMaxContractions * tile));
+    char *room = static_cast<char *>(scratch(kTwoTiles, 2 * kMaxContractions * tile));
     Beside &beside = worker.pending;
     const Blocks blocks(rows, kAmxRows);
     int64_t steps = 0;
     for (int64_t i = 0; i < blocks.count; ++i) steps += amx_steps(g.k, blocks.size(i), columns) * contractions;
-    beside.ahead = nullptr;
-    if (next_panel >= 0 && steps > 0) {
+    beside.ahead_bytes = 0;
+    if (next_panel >= 0 && g.prefetch && steps > 0) {
       const View &v = g.right[0].view;
-      const bool packed = g.right[0].packed != nullptr;
-      const int64_t each = panel_bytes(g.info->right_type, g.k);
-      const int64_t bytes = packed ? each : v.stride_k == 1 && v.rows.step() == g.k ? std::min(g.width, g.n - next_panel * g.width) * g.k * 2 : 0;
+      const int64_t each = panel_bytes(g.info->right_type, g.k), next_columns = std::min(g.width, g.n - next_panel * g.width);
+      const bool packed = g.right[0].packed != nullptr, in_order = v.stride_k == 1 && v.rows.step() == g.k;
       beside.ahead = packed ? g.right[0].packed + next_panel * each : v.at(0, next_panel * g.width);
-      beside.ahead_end = beside.ahead + bytes;
-      beside.ahead_bytes = (bytes + steps - 1) / steps;
+      beside.ahead_end = beside.ahead + (packed ? each : in_order ? next_columns * g.k * 2 : 0);
+      beside.ahead_bytes = (beside.ahead_end - beside.ahead + steps - 1) / steps;
     }
     const int64_t block_bytes = pairs_depth(g.k) * kAmxRows * 2;
     const char *pairs[kMaxContractions] = {};
@@ -703,12 +710,13 @@ class Driver {
       char *to = keep ? into.data + at * stride + p * kPanelBytes : room + worker.turn * kMaxContractions * tile;
       const int64_t each = keep ? into.each : tile;
       beside.spread(std::max<int64_t>(1, amx_steps(g.k, size, columns) * contractions));
-      for (int c = 0; c < contractions; ++c)
+      for (int c = 0; c < contractions; ++c) {
+        const char *a = pairs[c] != nullptr ? pairs[c] + i * block_bytes : left[c].data + at * left[c].stride * 2;
         if (pairs[c] != nullptr)
-          g.kernels.amx.weights(g.k, pairs[c] + i * block_bytes, b[c].data, b[c].ldb, to + c * each, stride / g.item, size, columns, &beside);
+          g.kernels.amx.weights(g.k, a, b[c].data, b[c].ldb, to + c * each, stride / g.item, size, columns, &beside);
         else
-          g.kernels.amx.panel(g.k, left[c].data + at * left[c].stride * 2, left[c].stride, b[c].data, to + c * each, stride / g.item, size,
-                              columns, false, &beside);
+          g.kernels.amx.panel(g.k, a, left[c].stride, b[c].data, to + c * each, stride / g.item, size, columns, false, &beside);
+      }
       at += size;
       worker.finish();
       if (keep) continue;
@@ -723,7 +731,8 @@ class Driver {
   static const char *pairs_of(Worker &worker, const Group &g, const Rows &left, const Blocks &blocks) {
     const int64_t block_bytes = pairs_depth(g.k) * kAmxRows * 2;
     char *room = static_cast<char *>(scratch(kLeftPairs, blocks.count * block_bytes));
-    if (worker.paired == left.data && worker.paired_rows == blocks.rows && worker.paired_stride == left.stride && worker.paired_k == g.k)
+    if (worker.paired == left.data && worker.paired_rows == blocks.rows && worker.paired_stride == left.stride &&
+        worker.paired_k == g.k)
       return room;
     for (int64_t i = 0; i < blocks.count; ++i)
       g.kernels.amx.pack_rows(room + i * block_bytes, left.data + i * kAmxRows * left.stride * 2, left.stride * 2, g.k, blocks.size(i));

@@ -47,7 +47,8 @@ constexpr int kPanelBytes = kVectorBytes * kTileVectors;
 
 // Changes with every change of the structures below, of the packed form or of the tile: a Region compiled with other flags
 // than the library is refused instead of computing nonsense.
-constexpr int32_t kMicroVersion = (1 << 17) | (kAmx ? 1 << 16 : 0) | (kVectorBytes << 8) | (kTileRows << 4) | (kTileVectors << 1) | (kDotBf16 ? 1 : 0);
+constexpr int32_t kMicroVersion = (1 << 17) | (kAmx ? 1 << 16 : 0) | (kVectorBytes << 8) | (kTileRows << 4) |
+                                  (kTileVectors << 1) | (kDotBf16 ? 1 : 0);
 
 enum class Element : int32_t { f32, f64, bf16, f16 };
 
