@@ -75,6 +75,8 @@ void *scratch(int slot, int64_t bytes) {
 
 bool in_parallel_region() { return omp_in_parallel() != 0; }
 
+int thread_number() { return omp_get_thread_num(); }
+
 int may_use_threads(int wanted) { return forked.load(std::memory_order_relaxed) ? 1 : wanted; }
 
 }  // namespace postlude

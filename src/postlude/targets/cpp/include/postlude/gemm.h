@@ -10,8 +10,9 @@
 //   rows     Batched groups, and chains. A task is a range of rows of one batch item, from the first contraction to the last
 //            epilogue, in the thread's own buffers. Packed right operands are kept from one task to the next of an item.
 //
-// All tasks of a phase are taken from an atomic counter, so a thread that loses its core to another process delays only what
-// it has in hand.
+// The tasks of a phase are shared out in as many pieces as there are threads, each with an atomic counter. A thread takes from its
+// own piece first, so that from call to call a core meets the memory that it wrote (lines that another core has written come at a
+// third of the speed), then from the others': one that loses its core to another process delays only what it has in hand.
 // Included by micro.cpp only.
 #ifndef POSTLUDE_GEMM_H
 #define POSTLUDE_GEMM_H
@@ -36,6 +37,7 @@ constexpr int kMaxGroups = 16;
 constexpr int kSlots = kPacked + kMaxContractions * kMaxGroups;
 void *scratch(int slot, int64_t bytes);  // aligned to 64 bytes and padded by 64
 bool in_parallel_region();
+int thread_number();  // in the team
 int may_use_threads(int wanted);  // 1 in a forked child, where the pool of threads does not exist
 
 // Below how many rows weights are used where they lie, because packing them would cost more than it saves.
@@ -116,8 +118,9 @@ class Driver {
     if (work_ < kSerialWork) threads_ = 1;
     int64_t phases = 0;
     for (int64_t s = 0; s < total_; s += super_) phases += 3;
-    counters_ = static_cast<Counter *>(scratch(kSharedCounters, (phases + program_.count) * static_cast<int64_t>(sizeof(Counter))));
-    for (int64_t i = 0; i < phases + program_.count; ++i) counters_[i].next.store(0, std::memory_order_relaxed);
+    const int64_t counters = (phases + program_.count) * threads_;
+    counters_ = static_cast<Counter *>(scratch(kSharedCounters, counters * static_cast<int64_t>(sizeof(Counter))));
+    for (int64_t i = 0; i < counters; ++i) counters_[i].next.store(0, std::memory_order_relaxed);
     shared_rows_ = shared_rows_bytes_ ? static_cast<char *>(scratch(kSharedRows, shared_rows_bytes_)) : nullptr;
     shared_left_ = shared_left_bytes_ ? static_cast<char *>(scratch(kSharedLeft, shared_left_bytes_)) : nullptr;
     if (threads_ == 1) {
@@ -381,15 +384,26 @@ class Driver {
 
   // --- what each thread does ---------------------------------------------------------------------------------------------
 
+  // Calls visit(next, start, stop) for each piece of the tasks, the thread's own first: tickets of `next` count from start.
+  template <class Visit>
+  void pieces(int64_t phase, int64_t count, Visit visit) {
+    const int own = thread_number();
+    for (int i = 0; i < threads_; ++i) {
+      const int piece = (own + i) % threads_;
+      visit(counters_[phase * threads_ + piece].next, count * piece / threads_, count * (piece + 1) / threads_);
+    }
+  }
+
   template <class Body>
   void take(int64_t phase, int64_t count, int64_t grain, Body body) {
     if (threads_ == 1) {
       for (int64_t t = 0; t < count; ++t) body(t);
       return;
     }
-    std::atomic<int64_t> &next = counters_[phase].next;
-    for (int64_t begin; (begin = next.fetch_add(grain, std::memory_order_relaxed)) < count;)
-      for (int64_t t = begin; t < std::min(begin + grain, count); ++t) body(t);
+    pieces(phase, count, [&](std::atomic<int64_t> &next, int64_t start, int64_t stop) {
+      for (int64_t begin; (begin = start + next.fetch_add(grain, std::memory_order_relaxed)) < stop;)
+        for (int64_t t = begin; t < std::min(begin + grain, stop); ++t) body(t);
+    });
   }
 
   // The same, and tells the body which task it will get next (-1: none): the ticket is drawn one visit early.
@@ -399,13 +413,14 @@ class Driver {
       for (int64_t t = 0; t < count; ++t) body(t, t + 1 < count ? t + 1 : -1);
       return;
     }
-    std::atomic<int64_t> &next = counters_[phase].next;
-    int64_t begin = next.fetch_add(grain, std::memory_order_relaxed);
-    while (begin < count) {
-      const int64_t after = next.fetch_add(grain, std::memory_order_relaxed), end = std::min(begin + grain, count);
-      for (int64_t t = begin; t < end; ++t) body(t, t + 1 < end ? t + 1 : after < count ? after : -1);
-      begin = after;
-    }
+    pieces(phase, count, [&](std::atomic<int64_t> &next, int64_t start, int64_t stop) {
+      int64_t begin = start + next.fetch_add(grain, std::memory_order_relaxed);
+      while (begin < stop) {
+        const int64_t after = start + next.fetch_add(grain, std::memory_order_relaxed), end = std::min(begin + grain, stop);
+        for (int64_t t = begin; t < end; ++t) body(t, t + 1 < end ? t + 1 : after < stop ? after : -1);
+        begin = after;
+      }
+    });
   }
 
   static void barrier(bool team) {
