@@ -11,8 +11,8 @@
 //            epilogue, in the thread's own buffers. Packed right operands are kept from one task to the next of an item.
 //
 // The tasks of a phase are shared out in as many pieces as there are threads, each with an atomic counter. A thread takes from its
-// own piece first, so that from call to call a core meets the memory that it wrote (lines that another core has written come at a
-// third of the speed), then from the others': one that loses its core to another process delays only what it has in hand.
+// own piece first, so that from call to call a core meets much of the memory that it used before, then from the others': one that
+// loses its core to another process delays only what it has in hand.
 // Included by micro.cpp only.
 #ifndef POSTLUDE_GEMM_H
 #define POSTLUDE_GEMM_H
@@ -43,11 +43,12 @@ int may_use_threads(int wanted);  // 1 in a forked child, where the pool of thre
 // Below how many rows weights are used where they lie, because packing them would cost more than it saves.
 // Sums over the lanes at the end of each dot product cost as much as kDotDepth steps of k per block of rows.
 constexpr int64_t kDotRows = 64, kDotDepth = 32;
-// From how many rows on AMX is faster: with weights that it reads as they are, and where it packs them on the fly.
+// From how many rows on AMX is used: with weights that it reads as they are, and where it packs them on the fly. Not swept yet.
 constexpr int64_t kAmxRowsAsIs = 3, kAmxRowsPacking = 16;
 // All panels of a task may fill so much of L2: no CPU with AMX has less than 2 MB.
 constexpr int64_t kAmxBudget = 1280 << 10;
-// Up to how many rows AMX reads weights [n, k] where they lie.
+// Up to how many rows AMX reads weights [n, k] where they lie. An estimate: beyond, turning the product around costs about as much
+// as packing.
 constexpr int64_t kAmxWeightsRows = 128;
 // Weights [k, n]: rows of 16-bit elements must be interleaved or converted at every reading.
 constexpr int64_t in_place_rows(Element e) { return element_bytes(e) == 2 ? 12 : 40; }

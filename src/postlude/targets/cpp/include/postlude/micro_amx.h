@@ -5,8 +5,7 @@
 // 16 rows: 1 x 4, one pass over the panel.
 //
 // Products of tiles leave the vector units idle, and out-of-order execution sees only a few hundred instructions ahead. So the
-// epilogue of the block before is done row by row between them (`Beside`): of an epilogue that would take 9 us by itself, 3 us
-// remain.
+// epilogue of the block before is done row by row between them (`Beside`).
 // Included by micro.cpp only.
 #ifndef POSTLUDE_MICRO_AMX_H
 #define POSTLUDE_MICRO_AMX_H
