@@ -162,10 +162,13 @@ def cpp_findings() -> Iterator[Finding]:
         "C++ compiler", "ok" if compiler.openmp else "note", f"{compiler.version}: {' '.join(compiler.command)}{openmp}", remedy
     )
     best = toolchain.detect()
-    text = f"kernels for {isa}: float32, bfloat16, float16, float64"
+    tiles = " (in AMX tiles)" if isa is toolchain.AMX_BF16 else ""
+    text = f"kernels for {isa}: float32, bfloat16{tiles}, float16, float64"
     if isa != best:
         remedy = "Install a newer g++ or clang++ and set CXX to its command."
         yield Finding("target cpp", "note", f"{text}; the processor has {best}, which this compiler does not know", remedy)
+    elif refused := toolchain.refused_features():
+        yield Finding("target cpp", "note", f"{text}; the system does not let this process use {', '.join(sorted(refused))}")
     else:
         yield Finding("target cpp", "ok", text)
 

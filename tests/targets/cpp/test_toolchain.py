@@ -9,7 +9,7 @@ import pytest
 
 from postlude.errors import CompilerFailed, CompilerNotFound
 from postlude.targets.cpp import toolchain
-from postlude.targets.cpp.toolchain import AVX2, AVX512, AVX512_BF16, ISAS, PORTABLE, Compiler
+from postlude.targets.cpp.toolchain import AMX_BF16, AVX2, AVX512, AVX512_BF16, ISAS, PORTABLE, Compiler
 
 
 @pytest.fixture
@@ -82,6 +82,27 @@ def test_a_compiler_without_the_flags_gets_a_lower_isa(compiler: Compiler, tmp_p
     assert toolchain.usable(AVX512_BF16, Compiler((str(old),), "old", "x86_64", openmp=True, gcc=True)) is AVX512
 
 
+def test_a_compiler_without_amx_gets_the_vectors(compiler: Compiler, tmp_path: Path) -> None:
+    old = script(tmp_path, "old", f'case "$*" in *mamx*) exit 1;; esac\nexec {compiler.command[0]} "$@"')
+    if "x86_64" not in compiler.target or toolchain.usable(AVX512_BF16, compiler) is not AVX512_BF16:
+        pytest.skip("not a compiler that knows avx512_bf16")
+    assert toolchain.usable(AMX_BF16, Compiler((str(old),), "without amx", "x86_64", openmp=True, gcc=True)) is AVX512_BF16
+
+
+def test_amx_needs_permission(monkeypatch: pytest.MonkeyPatch) -> None:
+    flags = AMX_BF16.needs
+    monkeypatch.setattr(toolchain.platform, "machine", lambda: "x86_64")
+    monkeypatch.setattr(toolchain, "_cpuinfo", lambda: flags)
+    for permitted, isa in ((True, AMX_BF16), (False, AVX512_BF16)):
+        monkeypatch.setattr(toolchain, "tiles_permitted", lambda permitted=permitted: permitted)
+        toolchain.cpu_features.cache_clear()
+        try:
+            assert toolchain.detect() is isa
+            assert bool(toolchain.refused_features()) is not permitted
+        finally:
+            toolchain.cpu_features.cache_clear()
+
+
 def test_a_compiler_that_compiles_nothing(tmp_path: Path) -> None:
     broken = Compiler((str(script(tmp_path, "broken", "echo no licence >&2; exit 1")),), "1", "x86_64", openmp=True, gcc=True)
     with pytest.raises(CompilerFailed, match="no licence"):
@@ -99,6 +120,7 @@ def test_a_compiler_that_compiles_nothing(tmp_path: Path) -> None:
         ("avx2 fma f16c bmi1 bmi2", AVX2),
         ("avx2 fma f16c bmi1 bmi2 avx512f avx512bw avx512dq avx512vl", AVX512),
         ("avx2 fma f16c bmi1 bmi2 avx512f avx512bw avx512dq avx512vl avx512_bf16 amx_bf16", AVX512_BF16),
+        ("avx2 fma f16c bmi1 bmi2 avx512f avx512bw avx512dq avx512vl avx512_bf16 amx_bf16 amx_tile", AMX_BF16),
         ("avx2 fma f16c bmi1 bmi2 avx512f", AVX2),
     ],
 )

@@ -5,6 +5,10 @@
 #if defined(__unix__) || defined(__APPLE__)
 #include <pthread.h>
 #endif
+#if defined(__linux__)
+#include <sys/syscall.h>
+#include <unistd.h>
+#endif
 
 #include <postlude/gemm.h>
 
@@ -34,7 +38,25 @@ int run(const ProgramInfo &program, const PostludeCall &call, const void *tensor
 
 constexpr MicroTable table{kMicroVersion, &run};
 
+#if defined(POSTLUDE_AMX)
+thread_local TileShapes shapes;
+#endif
+
+// Whether the system lets this process use the registers that the kernels need. Linux gives AMX's on request, once for all threads.
+bool permitted() {
+#if defined(POSTLUDE_AMX) && defined(__linux__)
+  constexpr long kRequestPermission = 0x1023, kTileData = 18;  // ARCH_REQ_XCOMP_PERM
+  return syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0;
+#else
+  return true;
+#endif
+}
+
 }  // namespace
+
+#if defined(POSTLUDE_AMX)
+TileShapes &tile_shapes() { return shapes; }
+#endif
 
 void *scratch(int slot, int64_t bytes) {
   Buffers &b = buffers;
@@ -53,8 +75,12 @@ void *scratch(int slot, int64_t bytes) {
 
 bool in_parallel_region() { return omp_in_parallel() != 0; }
 
+int thread_number() { return omp_get_thread_num(); }
+
 int may_use_threads(int wanted) { return forked.load(std::memory_order_relaxed) ? 1 : wanted; }
 
 }  // namespace postlude
 
-extern "C" __attribute__((visibility("default"))) const void *postlude_micro_table(void) { return &postlude::table; }
+extern "C" __attribute__((visibility("default"))) const void *postlude_micro_table(void) {
+  return postlude::permitted() ? &postlude::table : nullptr;
+}

@@ -8,6 +8,7 @@ Instruction sets are spelled out flag by flag, not ``-march=native``: the same I
 shares a cache folder, and the cache key needs no CPU model.
 """
 
+import ctypes
 import os
 import platform
 import shlex
@@ -70,12 +71,19 @@ AVX512_BF16 = Isa(
     (*_AVX512_FLAGS, "-mavx512bf16"),
     "__AVX512BF16__",
 )
+_AMX_FEATURES = frozenset({"amx_tile", "amx_bf16"})
+AMX_BF16 = Isa(
+    "amx_bf16",
+    AVX512_BF16.needs | _AMX_FEATURES,
+    (*AVX512_BF16.flags, "-mamx-tile", "-mamx-bf16"),
+    "__AMX_BF16__",
+)
 AVX512 = Isa("avx512", _AVX512_FEATURES, _AVX512_FLAGS, "__AVX512F__")
 AVX2 = Isa("avx2", _AVX2_FEATURES, _AVX2_FLAGS, "__AVX2__")
 PORTABLE = Isa("portable", frozenset(), (), "")
 
 #: Best first.
-ISAS: tuple[Isa, ...] = (AVX512_BF16, AVX512, AVX2, PORTABLE)
+ISAS: tuple[Isa, ...] = (AMX_BF16, AVX512_BF16, AVX512, AVX2, PORTABLE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,16 +200,37 @@ def cpu_features() -> frozenset[str]:
     """Features of this CPU that the operating system lets programs use, in the spelling of Linux's /proc/cpuinfo."""
     if platform.machine().lower() not in ("x86_64", "amd64", "i686"):
         return frozenset()
-    try:
-        return parse_cpuinfo(Path("/proc/cpuinfo").read_text())
-    except OSError:
-        pass
+    if found := _cpuinfo():
+        return found - refused_features()
     if sys.platform == "darwin":
         return parse_sysctl(_output(("sysctl", "-n", "machdep.cpu.features", "machdep.cpu.leaf7_features")))
     try:
         return parse_macros(compiler().run(["-march=native", "-dM", "-E", "-x", "c++", os.devnull]).stdout)
     except (CompilerNotFound, CompilerFailed):
         return frozenset()
+
+
+@lru_cache(maxsize=1)
+def _cpuinfo() -> frozenset[str]:
+    try:
+        return parse_cpuinfo(Path("/proc/cpuinfo").read_text())
+    except OSError:
+        return frozenset()
+
+
+def refused_features() -> frozenset[str]:
+    """Features that the CPU has, and that the operating system does not let this process use."""
+    return frozenset() if "amx_tile" not in _cpuinfo() or tiles_permitted() else _AMX_FEATURES & _cpuinfo()
+
+
+@lru_cache(maxsize=1)
+def tiles_permitted() -> bool:
+    """Whether Linux lets this process use AMX's registers. It gives them on request, once, to all threads of a process."""
+    arch_prctl, request_permission, tile_data = 158, 0x1023, 18
+    try:
+        return bool(ctypes.CDLL(None).syscall(arch_prctl, request_permission, tile_data) == 0)
+    except (OSError, AttributeError):
+        return False
 
 
 def _output(command: tuple[str, ...]) -> str:

@@ -10,8 +10,9 @@
 //   rows     Batched groups, and chains. A task is a range of rows of one batch item, from the first contraction to the last
 //            epilogue, in the thread's own buffers. Packed right operands are kept from one task to the next of an item.
 //
-// All tasks of a phase are taken from an atomic counter, so a thread that loses its core to another process delays only what
-// it has in hand.
+// The tasks of a phase are shared out in as many pieces as there are threads, each with an atomic counter. A thread takes from its
+// own piece first, so that from call to call a core meets much of the memory that it used before, then from the others': one that
+// loses its core to another process delays only what it has in hand.
 // Included by micro.cpp only.
 #ifndef POSTLUDE_GEMM_H
 #define POSTLUDE_GEMM_H
@@ -28,16 +29,27 @@
 namespace postlude {
 
 // Thread-local buffers that only grow. Slots at and above kPacked hold packed right operands, one per contraction.
-enum Slot : int { kSharedRows, kSharedLeft, kSharedCounters, kPanel, kTile, kRows, kNextEven, kNextOdd, kLeft, kLeftConverted, kPacked };
+enum Slot : int {
+  kSharedRows, kSharedLeft, kSharedCounters, kPanel, kTile, kTwoTiles, kRows, kNextEven, kNextOdd, kLeft, kLeftConverted, kLeftPairs,
+  kPacked
+};
 constexpr int kMaxGroups = 16;
 constexpr int kSlots = kPacked + kMaxContractions * kMaxGroups;
 void *scratch(int slot, int64_t bytes);  // aligned to 64 bytes and padded by 64
 bool in_parallel_region();
+int thread_number();  // in the team
 int may_use_threads(int wanted);  // 1 in a forked child, where the pool of threads does not exist
 
 // Below how many rows weights are used where they lie, because packing them would cost more than it saves.
 // Sums over the lanes at the end of each dot product cost as much as kDotDepth steps of k per block of rows.
 constexpr int64_t kDotRows = 64, kDotDepth = 32;
+// From how many rows on AMX is used: with weights that it reads as they are, and where it packs them on the fly. Not swept yet.
+constexpr int64_t kAmxRowsAsIs = 3, kAmxRowsPacking = 16;
+// All panels of a task may fill so much of L2: no CPU with AMX has less than 2 MB.
+constexpr int64_t kAmxBudget = 1280 << 10;
+// Up to how many rows AMX reads weights [n, k] where they lie. An estimate: beyond, turning the product around costs about as much
+// as packing.
+constexpr int64_t kAmxWeightsRows = 128;
 // Weights [k, n]: rows of 16-bit elements must be interleaved or converted at every reading.
 constexpr int64_t in_place_rows(Element e) { return element_bytes(e) == 2 ? 12 : 40; }
 // Rows of both operands in the dot form: a block of them should fit into L1.
@@ -75,17 +87,22 @@ struct Group {
   bool chained = false;           // the left operand is the previous group's `next`
   bool by_rows = false;
   bool prefetch = false;  // the weights do not stay in L2
+  bool one_left = true;   // all contractions have the same left operand
+  int64_t block = kTileRows;  // rows of a block: kAmxRows where AMX multiplies
   bool all_panels = false;  // panels: a task is all panels times rows_each rows, its epilogue included
   // panels: tasks of rows_each rows for the first `whole` panels, of tail_each rows for the others
   int64_t whole = 0, rows_each = 0, tail_each = 0, tasks = 0, shared_at = 0;
 };
 
-// Rows [0, rows) in blocks of nearly equal size, none larger than a tile.
+// Rows [0, rows) in blocks: of nearly equal size, none larger than a tile of registers; with AMX of full size but for the last.
 struct Blocks {
-  int64_t count, base, longer;
-  explicit Blocks(int64_t rows)
-      : count((rows + kTileRows - 1) / kTileRows), base(count ? rows / count : 0), longer(count ? rows % count : 0) {}
-  int size(int64_t i) const { return static_cast<int>(base + (i < longer ? 1 : 0)); }
+  int64_t count, base, longer, rows;
+  Blocks(int64_t all, int64_t most)
+      : count((all + most - 1) / most),
+        base(most != kTileRows ? most : count ? all / count : 0),
+        longer(most != kTileRows ? 0 : count ? all % count : 0),
+        rows(all) {}
+  int size(int64_t i) const { return static_cast<int>(std::min(base + (i < longer ? 1 : 0), rows - i * base)); }
 };
 
 class Driver {
@@ -102,8 +119,9 @@ class Driver {
     if (work_ < kSerialWork) threads_ = 1;
     int64_t phases = 0;
     for (int64_t s = 0; s < total_; s += super_) phases += 3;
-    counters_ = static_cast<Counter *>(scratch(kSharedCounters, (phases + program_.count) * static_cast<int64_t>(sizeof(Counter))));
-    for (int64_t i = 0; i < phases + program_.count; ++i) counters_[i].next.store(0, std::memory_order_relaxed);
+    const int64_t counters = (phases + program_.count) * threads_;
+    counters_ = static_cast<Counter *>(scratch(kSharedCounters, counters * static_cast<int64_t>(sizeof(Counter))));
+    for (int64_t i = 0; i < counters; ++i) counters_[i].next.store(0, std::memory_order_relaxed);
     shared_rows_ = shared_rows_bytes_ ? static_cast<char *>(scratch(kSharedRows, shared_rows_bytes_)) : nullptr;
     shared_left_ = shared_left_bytes_ ? static_cast<char *>(scratch(kSharedLeft, shared_left_bytes_)) : nullptr;
     if (threads_ == 1) {
@@ -214,21 +232,47 @@ class Driver {
         return fail("contraction %d of group %d is [%lld, %lld, %lld], the first is [%lld, %lld, %lld]", i, index,
                     static_cast<long long>(batch), static_cast<long long>(m), static_cast<long long>(right.rows.total),
                     static_cast<long long>(g.batch), static_cast<long long>(g.m), static_cast<long long>(g.n));
+      g.one_left = g.one_left && l.tensor == info.left[0].tensor && l.transposed == info.left[0].transposed;
       g.batch = batch, g.m = m, g.n = right.rows.total, g.k = k;
     }
     g.panels = (g.n + g.width - 1) / g.width;
     g.prefetch = g.n * g.k * element_bytes(info.right_type) * info.contractions > kPrefetchBytes;
     g.by_rows = g.info->batched || g.chained || g.info->feeds_next;
     if (g.chained) groups_[index - 1].by_rows = true;
+    if (amx_pays(g)) g.block = kAmxRows;
     return 0;
   }
 
   // --- the plan ---------------------------------------------------------------------------------------------------------
 
+  static bool amx(const Group &g) { return g.block == kAmxRows; }
+
+  // With AMX the panels of a task are read once for so many rows; as few tasks as leave every thread a choice.
+  int64_t own_rows(const Group &g) const {
+    if (!amx(g)) return kOwnRows;
+    int64_t rows = 4 * kAmxRows;
+    while (rows > kAmxRows && g.m < threads_ * kOwnTasks * rows) rows /= 2;
+    return rows;
+  }
+
+  static bool amx_pays(const Group &g) {
+    if (g.kernels.amx.panel == nullptr) return false;
+    bool as_is = true;
+    for (int c = 0; c < g.info->contractions; ++c) as_is = as_is && (g.right[c].packed != nullptr || weights_as_left(g, g.right[c]));
+    return g.m >= (as_is ? kAmxRowsAsIs : kAmxRowsPacking);
+  }
+
+  // Whether AMX can multiply with weights [n, k] where they lie, in the transposed product.
+  static bool weights_as_left(const Group &g, const Right &r) { return !g.by_rows && g.one_left && r.view.stride_k == 1; }
+
   static Form form(const Group &g, const Right &r, int64_t rows, int64_t panel) {
     if (r.packed != nullptr) return Form::packed;
     const View &v = r.view;
-    if (v.stride_k == 1 && rows <= kDotRows && Blocks(rows).count * kDotDepth <= g.k) return Form::dot;
+    if (amx(g)) {
+      const bool dot = weights_as_left(g, r) && rows <= kAmxWeightsRows && g.n - panel * g.width >= 16;
+      return dot ? Form::dot : Form::pack;
+    }
+    if (v.stride_k == 1 && rows <= kDotRows && Blocks(rows, g.block).count * kDotDepth <= g.k) return Form::dot;
     if (v.rows.step() == 1 && rows <= in_place_rows(v.type) && (panel + 1) * g.width <= g.n) return Form::in_place;
     return Form::pack;
   }
@@ -241,8 +285,8 @@ class Driver {
       work_ += g.batch * g.n * g.info->contractions * (g.m * (g.k + 32) + (g.batch == 1 ? 2 * g.k : 0));
       if (g.by_rows) continue;
       total_ = g.m;
-      g.all_panels = g.info->whole_rows && g.m >= threads_ * kOwnTasks * kOwnRows &&
-                     g.panels * panel_bytes(g.info->right_type, g.k) * g.info->contractions <= kPanelBudget;
+      g.all_panels = g.info->whole_rows && g.m >= threads_ * kOwnTasks * own_rows(g) &&
+                     g.panels * panel_bytes(g.info->right_type, g.k) * g.info->contractions <= (amx(g) ? kAmxBudget : kPanelBudget);
       for (int c = 0; c < g.info->contractions; ++c) g.all_panels = g.all_panels && g.right[c].packed != nullptr;
       all_panels += g.panels;
       panel_work += g.n * g.info->contractions * (g.m * (g.k + 32) + 16 * g.k);
@@ -308,16 +352,16 @@ class Driver {
   void spread(Group &g, int64_t all_panels) {
     const int64_t rows = super_;
     if (g.all_panels) {
-      const int64_t count = round_up((rows + kOwnRows - 1) / kOwnRows, threads_);
+      const int64_t count = round_up((rows + own_rows(g) - 1) / own_rows(g), threads_);
       g.whole = 1;
-      g.rows_each = (rows + count - 1) / count;
+      g.rows_each = amx(g) ? round_up((rows + count - 1) / count, kAmxRows) : (rows + count - 1) / count;
       g.tasks = (rows + g.rows_each - 1) / g.rows_each;
       return;
     }
     if (g.panels == 0) return;
     bool packs = false;
     for (int c = 0; c < g.info->contractions; ++c) packs = packs || form(g, g.right[c], rows, 0) == Form::pack;
-    const auto pieces = [&](int64_t count) { return round_up((rows + count - 1) / count, kTileRows); };
+    const auto pieces = [&](int64_t count) { return round_up((rows + count - 1) / count, g.block); };
     g.whole = g.panels;
     if (threads_ == 1) {
       g.rows_each = rows;
@@ -332,7 +376,7 @@ class Driver {
     } else {
       const int64_t wanted = (8 * threads_ + all_panels - 1) / std::max<int64_t>(1, all_panels);
       g.rows_each = pieces(std::max<int64_t>(1, std::min<int64_t>(wanted, rows / 24)));
-      g.rows_each = std::min<int64_t>(g.rows_each, 64 * kTileRows);
+      g.rows_each = std::min<int64_t>(g.rows_each, 64 * g.block);
     }
     g.rows_each = std::max<int64_t>(g.rows_each, 1);
     const auto ranges = [&](int64_t each) { return each > 0 ? (rows + each - 1) / each : 0; };
@@ -341,15 +385,26 @@ class Driver {
 
   // --- what each thread does ---------------------------------------------------------------------------------------------
 
+  // Calls visit(next, start, stop) for each piece of the tasks, the thread's own first: tickets of `next` count from start.
+  template <class Visit>
+  void pieces(int64_t phase, int64_t count, Visit visit) {
+    const int own = thread_number();
+    for (int i = 0; i < threads_; ++i) {
+      const int piece = (own + i) % threads_;
+      visit(counters_[phase * threads_ + piece].next, count * piece / threads_, count * (piece + 1) / threads_);
+    }
+  }
+
   template <class Body>
   void take(int64_t phase, int64_t count, int64_t grain, Body body) {
     if (threads_ == 1) {
       for (int64_t t = 0; t < count; ++t) body(t);
       return;
     }
-    std::atomic<int64_t> &next = counters_[phase].next;
-    for (int64_t begin; (begin = next.fetch_add(grain, std::memory_order_relaxed)) < count;)
-      for (int64_t t = begin; t < std::min(begin + grain, count); ++t) body(t);
+    pieces(phase, count, [&](std::atomic<int64_t> &next, int64_t start, int64_t stop) {
+      for (int64_t begin; (begin = start + next.fetch_add(grain, std::memory_order_relaxed)) < stop;)
+        for (int64_t t = begin; t < std::min(begin + grain, stop); ++t) body(t);
+    });
   }
 
   // The same, and tells the body which task it will get next (-1: none): the ticket is drawn one visit early.
@@ -359,13 +414,14 @@ class Driver {
       for (int64_t t = 0; t < count; ++t) body(t, t + 1 < count ? t + 1 : -1);
       return;
     }
-    std::atomic<int64_t> &next = counters_[phase].next;
-    int64_t begin = next.fetch_add(grain, std::memory_order_relaxed);
-    while (begin < count) {
-      const int64_t after = next.fetch_add(grain, std::memory_order_relaxed), end = std::min(begin + grain, count);
-      for (int64_t t = begin; t < end; ++t) body(t, t + 1 < end ? t + 1 : after < count ? after : -1);
-      begin = after;
-    }
+    pieces(phase, count, [&](std::atomic<int64_t> &next, int64_t start, int64_t stop) {
+      int64_t begin = start + next.fetch_add(grain, std::memory_order_relaxed);
+      while (begin < stop) {
+        const int64_t after = start + next.fetch_add(grain, std::memory_order_relaxed), end = std::min(begin + grain, stop);
+        for (int64_t t = begin; t < end; ++t) body(t, t + 1 < end ? t + 1 : after < stop ? after : -1);
+        begin = after;
+      }
+    });
   }
 
   static void barrier(bool team) {
@@ -374,10 +430,22 @@ class Driver {
     }
   }
 
+  // What a thread carries from one task to the next: the block whose epilogue is yet to be done.
+  struct Worker {
+    Beside pending;
+    int turn = 0;  // which of two accumulator tiles comes next
+    const char *paired = nullptr;  // the rows whose pairs stand in kLeftPairs, and how many
+    int64_t paired_rows = 0, paired_stride = 0, paired_k = 0;
+
+    void finish() { pending.finish(pending.rows); }
+  };
+
   void work(bool team) {
+    Worker worker;
     int64_t phase = 0;
     for (int64_t first = 0; first < total_; first += super_, phase += 3) {
       const int64_t rows = std::min(super_, total_ - first);
+      worker.paired = nullptr;  // shared copies of left operands change
       if (first > 0 && (left_count_ > 0 || whole_rows_)) barrier(team);  // the shared buffers are in use until here
       if (left_count_ > 0) {
         constexpr int64_t each = 32;  // whole squares of a transposition
@@ -388,7 +456,8 @@ class Driver {
         });
         barrier(team);
       }
-      take_ahead(phase + 1, panel_tasks_, grain_, [&](int64_t t, int64_t following) { panel_task(t, following, first, rows); });
+      take_ahead(phase + 1, panel_tasks_, grain_, [&](int64_t t, int64_t following) { panel_task(worker, t, following, first, rows); });
+      worker.finish();
       if (whole_rows_) {
         barrier(team);
         const int64_t each = std::max<int64_t>(1, std::min<int64_t>(16, rows / (threads_ * 4)));
@@ -399,9 +468,12 @@ class Driver {
     for (int g = 0; g < program_.count;) {
       int end = g + 1;
       while (end < program_.count && groups_[end].chained) ++end;
-      if (groups_[g].by_rows) chain(g, end, phase + g);
+      if (groups_[g].by_rows) chain(worker, g, end, phase + g);
       g = end;
     }
+#if defined(POSTLUDE_AMX)
+    tile_shapes().release();
+#endif
   }
 
   void fill_left(const SharedLeft &shared, int64_t first, int64_t begin, int64_t end) {
@@ -450,6 +522,7 @@ class Driver {
     return {g.kernels.panel, room, 0, kPanelBytes, per, 0, 0, 0};
   }
 
+
   // How another panel will be read, in whatever form.
   static Ahead next_walk(const Group &g, int c, int64_t p, int64_t pack_rows) {
     const Right &r = g.right[c];
@@ -496,11 +569,11 @@ class Driver {
     return tile;
   }
 
-  void panel_task(int64_t task, int64_t following, int64_t first, int64_t rows) {
+  void panel_task(Worker &worker, int64_t task, int64_t following, int64_t first, int64_t rows) {
     const auto [index, p, begin, end] = tile_of(task, rows);
     if (begin >= end) return;
     const Group &g = groups_[index];
-    if (g.all_panels) return whole_rows_task(g, first + begin, end - begin, left_of(g, first, begin));
+    if (g.all_panels) return whole_rows_task(worker, g, first + begin, end - begin, left_of(g, first, begin));
     int64_t next_panel = -1;
     if (following >= 0 && g.prefetch) {
       const Tile next = tile_of(following, rows);
@@ -509,7 +582,7 @@ class Driver {
     const int64_t full = g.panels * g.width;
     Into into{};
     if (g.info->whole_rows) into = {shared_rows_ + g.shared_at + begin * full * g.item, super_ * full * g.item};
-    one_panel(g, 0, p, next_panel, left_of(g, first, begin).rows, first + begin, end - begin, super_, into);
+    one_panel(worker, g, 0, p, next_panel, left_of(g, first, begin).rows, first + begin, end - begin, super_, into);
   }
 
   struct LeftRows {
@@ -531,10 +604,10 @@ class Driver {
   }
 
   // All panels of a few rows, which stay in L2 until their epilogue.
-  void whole_rows_task(const Group &g, int64_t row, int64_t rows, const LeftRows &left) {
+  void whole_rows_task(Worker &worker, const Group &g, int64_t row, int64_t rows, const LeftRows &left) {
     const int64_t full = g.panels * g.width, each = rows * full * g.item;
     char *sums = static_cast<char *>(scratch(kRows, g.info->contractions * each));
-    for (int64_t p = 0; p < g.panels; ++p) one_panel(g, 0, p, (p + 1) % g.panels, left.rows, row, rows, super_, {sums, each});
+    for (int64_t p = 0; p < g.panels; ++p) one_panel(worker, g, 0, p, (p + 1) % g.panels, left.rows, row, rows, super_, {sums, each});
     void *acc[kMaxContractions];
     for (int c = 0; c < g.info->contractions; ++c) acc[c] = sums + c * each;
     g.info->epilogue(tensors_, row, rows, 0, g.n, acc, full, nullptr, 0);
@@ -553,8 +626,8 @@ class Driver {
   };
 
   // Rows times one panel of each contraction.
-  void one_panel(const Group &g, int64_t item, int64_t p, int64_t next_panel, const Rows *left, int64_t row, int64_t rows, int64_t pack_rows,
-                 Into into) {
+  void one_panel(Worker &worker, const Group &g, int64_t item, int64_t p, int64_t next_panel, const Rows *left, int64_t row,
+                 int64_t rows, int64_t pack_rows, Into into) {
     const int contractions = g.info->contractions;
     const Element e = g.info->right_type;
     const int64_t room_bytes = round_up(panel_bytes(e, g.k), 64), left_bytes = element_bytes(g.kernels.left);
@@ -563,10 +636,13 @@ class Driver {
     Panel b[kMaxContractions];
     for (int c = 0; c < contractions; ++c) b[c] = panel(g, c, p, item, pack_rows, room + c * room_bytes);
 
-    const Blocks blocks(rows);
+    const Blocks blocks(rows, g.block);
     int64_t depth = g.k;  // k at a time, so that a panel stays in L2 while the rows pass
-    const int64_t k_bytes = std::max<int64_t>(1, panel_bytes(e, 2) / 2) * contractions;
+    const int64_t k_bytes = std::max<int64_t>(1, panel_bytes(e, kAmxK) / kAmxK) * contractions;
     if (blocks.count > 1 && g.k * k_bytes > kPanelBudget) depth = even_parts(g.k, kPanelBudget / k_bytes);
+    bool in_dots = false;
+    for (int c = 0; c < contractions; ++c) in_dots = in_dots || b[c].kernel == g.kernels.dot;
+    if (amx(g) && (in_dots || depth == g.k)) return amx_panel(worker, g, p, next_panel, left, b, row, rows, into);
     if (rows > 1)
       for (int c = 0; c < contractions; ++c)
         if (b[c].kernel == g.kernels.dot) depth = std::min(depth, even_parts(g.k, kDotBytes / left_bytes));
@@ -578,7 +654,7 @@ class Driver {
     if (keep) {
       for (int c = 0; c < contractions; ++c) c_base[c] = into.data + c * into.each + p * g.width * g.item;
     } else {
-      const int64_t bytes = (split ? rows : kTileRows) * g.width * g.item;
+      const int64_t bytes = (split ? rows : g.block) * g.width * g.item;
       char *tile = static_cast<char *>(scratch(kTile, bytes * contractions));
       for (int c = 0; c < contractions; ++c) c_base[c] = tile + c * bytes;
     }
@@ -592,6 +668,11 @@ class Driver {
         for (int c = 0; c < contractions; ++c) {
           acc[c] = c_base[c] + (keep || split ? at * ldc * g.item : 0);
           const char *from = b[c].data + k0 / b[c].per * b[c].per_k;
+          if (amx(g)) {
+            const char *a = left[c].data + (at * left[c].stride + k0) * left_bytes;
+            g.kernels.amx.panel(k1 - k0, a, left[c].stride, from, acc[c], ldc, size, columns, k0 > 0, nullptr);
+            continue;
+          }
           Ahead ahead{};
           if (g.prefetch) {
             const int64_t left_to_do = blocks.count - i;
@@ -614,6 +695,67 @@ class Driver {
     } while (k0 < g.k);
   }
 
+  // One panel in blocks of AMX: while one is multiplied, the epilogue of the block before is done beside it.
+  void amx_panel(Worker &worker, const Group &g, int64_t p, int64_t next_panel, const Rows *left, const Panel *b, int64_t row,
+                 int64_t rows, Into into) {
+    constexpr int64_t tile = kAmxRows * kPanelBytes;
+    const bool keep = into.data != nullptr;
+    const int64_t stride = keep ? g.panels * kPanelBytes : kPanelBytes;
+    const int contractions = g.info->contractions, columns = static_cast<int>(std::min(g.width, g.n - p * g.width));
+    char *room = static_cast<char *>(scratch(kTwoTiles, 2 * kMaxContractions * tile));
+    Beside &beside = worker.pending;
+    const Blocks blocks(rows, kAmxRows);
+    int64_t steps = 0;
+    for (int64_t i = 0; i < blocks.count; ++i) steps += amx_steps(g.k, blocks.size(i), columns) * contractions;
+    beside.ahead_bytes = 0;
+    if (next_panel >= 0 && g.prefetch && steps > 0) {
+      const View &v = g.right[0].view;
+      const int64_t each = panel_bytes(g.info->right_type, g.k), next_columns = std::min(g.width, g.n - next_panel * g.width);
+      const bool packed = g.right[0].packed != nullptr, in_order = v.stride_k == 1 && v.rows.step() == g.k;
+      beside.ahead = packed ? g.right[0].packed + next_panel * each : v.at(0, next_panel * g.width);
+      beside.ahead_end = beside.ahead + (packed ? each : in_order ? next_columns * g.k * 2 : 0);
+      beside.ahead_bytes = (beside.ahead_end - beside.ahead + steps - 1) / steps;
+    }
+    const int64_t block_bytes = pairs_depth(g.k) * kAmxRows * 2;
+    const char *pairs[kMaxContractions] = {};
+    for (int c = 0; c < contractions; ++c)
+      if (b[c].kernel == g.kernels.dot) pairs[c] = pairs_of(worker, g, left[c], blocks);  // the same for all
+    int64_t at = 0;
+    for (int64_t i = 0; i < blocks.count; ++i) {
+      const int size = blocks.size(i);
+      char *to = keep ? into.data + at * stride + p * kPanelBytes : room + worker.turn * kMaxContractions * tile;
+      const int64_t each = keep ? into.each : tile;
+      beside.spread(std::max<int64_t>(1, amx_steps(g.k, size, columns) * contractions));
+      for (int c = 0; c < contractions; ++c) {
+        const char *a = pairs[c] != nullptr ? pairs[c] + i * block_bytes : left[c].data + at * left[c].stride * 2;
+        if (pairs[c] != nullptr)
+          g.kernels.amx.weights(g.k, a, b[c].data, b[c].ldb, to + c * each, stride / g.item, size, columns, &beside);
+        else
+          g.kernels.amx.panel(g.k, a, left[c].stride, b[c].data, to + c * each, stride / g.item, size, columns, false, &beside);
+      }
+      at += size;
+      worker.finish();
+      if (keep) continue;
+      beside.epilogue = g.info->epilogue, beside.tensors = tensors_, beside.row = row + at - size, beside.rows = size;
+      beside.c0 = p * g.width, beside.columns = columns, beside.stride = kPanelBytes, beside.contractions = contractions;
+      for (int c = 0; c < contractions; ++c) beside.acc[c] = to + c * tile;
+      worker.turn ^= 1;
+    }
+  }
+
+  // The rows of a task in pairs of k, block by block. Kept until other rows are asked for: all panels are multiplied with them.
+  static const char *pairs_of(Worker &worker, const Group &g, const Rows &left, const Blocks &blocks) {
+    const int64_t block_bytes = pairs_depth(g.k) * kAmxRows * 2;
+    char *room = static_cast<char *>(scratch(kLeftPairs, blocks.count * block_bytes));
+    if (worker.paired == left.data && worker.paired_rows == blocks.rows && worker.paired_stride == left.stride &&
+        worker.paired_k == g.k)
+      return room;
+    for (int64_t i = 0; i < blocks.count; ++i)
+      g.kernels.amx.pack_rows(room + i * block_bytes, left.data + i * kAmxRows * left.stride * 2, left.stride * 2, g.k, blocks.size(i));
+    worker.paired = left.data, worker.paired_rows = blocks.rows, worker.paired_stride = left.stride, worker.paired_k = g.k;
+    return room;
+  }
+
   // Epilogues of the groups that need whole rows, for rows of the shared buffer.
   void finish_rows(int64_t first, int64_t begin, int64_t end) {
     for (int i = 0; i < program_.count; ++i) {
@@ -629,7 +771,7 @@ class Driver {
   // --- by rows -----------------------------------------------------------------------------------------------------------
 
   // Groups [g0, g1): one chain, or one batched group.
-  void chain(int g0, int g1, int64_t phase) {
+  void chain(Worker &worker, int g0, int g1, int64_t phase) {
     const Group &head = groups_[g0];
     if (head.m == 0 || head.batch == 0) return;
     int64_t per_row = 0;  // bytes of accumulators
@@ -656,11 +798,12 @@ class Driver {
     take(phase, tasks, grain, [&](int64_t t) {
       const int64_t item = t / ranges, begin = t % ranges * each;
       const int64_t rows = std::min(head.m, begin + each) - begin;
-      if (rows > 0) chain_task(g0, g1, item, begin, rows, columns_first, kept);
+      if (rows > 0) chain_task(worker, g0, g1, item, begin, rows, columns_first, kept);
     });
+    worker.finish();
   }
 
-  void chain_task(int g0, int g1, int64_t item, int64_t begin, int64_t rows, bool columns_first, int64_t *kept) {
+  void chain_task(Worker &worker, int g0, int g1, int64_t item, int64_t begin, int64_t rows, bool columns_first, int64_t *kept) {
     const char *fed = nullptr;
     int64_t fed_stride = 0;
     for (int i = g0; i < g1; ++i) {
@@ -671,12 +814,12 @@ class Driver {
       left_rows(g, item, begin, rows, fed, fed_stride, left);
       const int64_t flat = item * g.m + begin;
       if (columns_first) {
-        for (int64_t p = 0; p < g.panels; ++p) one_panel(g, item, p, -1, left, flat, rows, rows, {});
+        for (int64_t p = 0; p < g.panels; ++p) one_panel(worker, g, item, p, -1, left, flat, rows, rows, {});
         continue;
       }
       const int64_t full = g.panels * g.width;
       char *sums = static_cast<char *>(scratch(kRows, contractions * rows * full * g.item));
-      const Blocks blocks(rows);
+      const Blocks blocks(rows, g.block);
       for (int c = 0; c < contractions; ++c) {
         const Element e = g.info->right_type;
         const int64_t each = round_up(panel_bytes(e, g.k), 64);
@@ -697,8 +840,12 @@ class Driver {
           int64_t at = 0;
           for (int64_t r = 0; r < blocks.count; ++r) {
             const int size = blocks.size(r);
-            b.kernel(g.k, left[c].data + at * left[c].stride * left_bytes, left[c].stride, b.data, b.ldb,
-                     out + (at * full + p * g.width) * g.item, full, size, columns, false, nullptr);
+            const char *a = left[c].data + at * left[c].stride * left_bytes;
+            char *to = out + (at * full + p * g.width) * g.item;
+            if (amx(g))
+              g.kernels.amx.panel(g.k, a, left[c].stride, b.data, to, full, size, columns, false, nullptr);
+            else
+              b.kernel(g.k, a, left[c].stride, b.data, b.ldb, to, full, size, columns, false, nullptr);
             at += size;
           }
         }

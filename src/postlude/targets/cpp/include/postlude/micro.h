@@ -34,12 +34,21 @@ constexpr bool kDotBf16 = true;  // products of bfloat16 pairs by vdpbf16ps
 constexpr bool kDotBf16 = false;
 #endif
 
+// Tiles of AMX: 16 rows of 64 bytes, products of bfloat16 pairs.
+#if defined(POSTLUDE_AVX512_BF16) && defined(__AMX_TILE__) && defined(__AMX_BF16__)
+#define POSTLUDE_AMX 1
+constexpr bool kAmx = true;
+#else
+constexpr bool kAmx = false;
+#endif
+
 // A panel is this many bytes of accumulators wide: 64 floats with AVX-512.
 constexpr int kPanelBytes = kVectorBytes * kTileVectors;
 
 // Changes with every change of the structures below, of the packed form or of the tile: a Region compiled with other flags
 // than the library is refused instead of computing nonsense.
-constexpr int32_t kMicroVersion = (1 << 16) | (kVectorBytes << 8) | (kTileRows << 4) | (kTileVectors << 1) | (kDotBf16 ? 1 : 0);
+constexpr int32_t kMicroVersion = (1 << 17) | (kAmx ? 1 << 16 : 0) | (kVectorBytes << 8) | (kTileRows << 4) |
+                                  (kTileVectors << 1) | (kDotBf16 ? 1 : 0);
 
 enum class Element : int32_t { f32, f64, bf16, f16 };
 

@@ -17,7 +17,7 @@
 #ifndef POSTLUDE_MICRO_KERNELS_H
 #define POSTLUDE_MICRO_KERNELS_H
 
-#include <postlude/micro_vector.h>
+#include <postlude/micro_amx.h>
 
 namespace postlude {
 
@@ -446,6 +446,7 @@ struct KernelSet {
   MicroKernel panel;     // packed
   MicroKernel in_place;  // [k, n]
   MicroKernel dot;       // [n, k]
+  AmxKernels amx = {};  // for blocks of kAmxRows
 };
 
 template <Element Right>
@@ -457,7 +458,7 @@ inline KernelSet kernels_of(Element left) {
 #if defined(POSTLUDE_AVX512_BF16)
     if (left == Element::bf16)
       return {Element::bf16, panel_kernel<PairStepDot<false>, kFull>, in_place_kernel<PairStepDot<true>, kAhead>,
-              dot_kernel<DotStepBf16, kFull>};
+              dot_kernel<DotStepBf16, kFull>, kAmxKernels};
 #endif
     return {Element::f32, panel_kernel<PairStepFloat, kDotBf16 ? kHalf : kFull>, in_place_kernel<RowStep<float, bfloat16>, kWhole>,
             dot_kernel<DotStep<float, bfloat16>, kDotBf16 ? kWhole : kFull>};

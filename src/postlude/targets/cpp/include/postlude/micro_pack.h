@@ -150,6 +150,7 @@ inline void pack_panel_interleave(char *to, const uint16_t *from, int64_t stride
       store_bits(to + whole * 4, last);
     }
   }
+  std::memset(to, 0, static_cast<size_t>((pairs_depth(k) - round_up(k, 2)) / 2 * kPanelBytes));
 }
 
 // Any strides (in elements). The same bytes as pack_panel, but for columns past the last vector in use, which stay unwritten.

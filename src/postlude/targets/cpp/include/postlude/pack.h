@@ -3,7 +3,8 @@
 //
 // A right operand [k, n] becomes ceil(n / w) panels of w = panel_columns columns, one after the other, columns past n zero:
 //   float, double        panel[k][w]
-//   bfloat16             panel[ceil(k / 2)][w][2], the pairs that vdpbf16ps multiplies; a missing last k is zero
+//   bfloat16             panel[depth / 2][w][2], the pairs that vdpbf16ps and tdpbf16ps multiply; zero from k to depth, which
+//                        is k rounded up to whole pairs, with AMX to whole tiles
 //   float16              panel[k][w] of float: nothing multiplies float16 directly, and conversion once is cheaper
 #ifndef POSTLUDE_PACK_H
 #define POSTLUDE_PACK_H
@@ -14,9 +15,12 @@
 
 namespace postlude {
 
+// Rows of a packed panel of bfloat16.
+constexpr int64_t pairs_depth(int64_t k) { return round_up(k, kAmx ? 32 : 2); }
+
 // Bytes of one panel of k rows.
 constexpr int64_t panel_bytes(Element e, int64_t k) {
-  return (e == Element::bf16 ? (k + 1) / 2 : k) * panel_columns(e) * compute_bytes(e);
+  return (e == Element::bf16 ? pairs_depth(k) / 2 : k) * panel_columns(e) * compute_bytes(e);
 }
 
 inline float to_float(float16 h) {
@@ -64,7 +68,7 @@ inline void pack_panel_pairs(uint16_t *to, const uint16_t *from, int64_t stride_
                              int64_t w) {
   constexpr int64_t block = 32;
   for (int64_t k0 = 0; k0 < k; k0 += block) {
-    const int64_t k1 = k0 + block < k ? k0 + block : k, even = round_up(k1, 2);
+    const int64_t k1 = k0 + block < k ? k0 + block : k, even = k1 < k ? k1 : pairs_depth(k1);
     for (int64_t c = 0; c < w; ++c)
       for (int64_t i = k0; i < even; ++i)
         to[(i / 2 * w + c) * 2 + i % 2] = c < columns && i < k1 ? from[i * stride_k + c * stride_n] : uint16_t{0};
