@@ -20,6 +20,7 @@ from torch.fx import Graph, GraphModule
 
 from postlude import runtime
 from postlude.capture import Captured, capture
+from postlude.capture.heads import share_heads
 from postlude.capture.rewrite import WEIGHTS
 from postlude.inductor import FROZEN, register
 from postlude.ir import to_text
@@ -49,6 +50,7 @@ class RegionPass(_Aware):
             self.first(graph, is_inference)
         elif self.first is not None:
             self.first(graph)
+        share_heads(graph)
         captured: list[Captured] = capture(graph, self.options.capture_settings(), judge_for(self.options))
         for one in captured:
             if one.region and one.node:
