@@ -1,7 +1,7 @@
 """Launches by the CUDA driver: what the driver is told, and when it is left to Triton's launcher."""
 
 import ctypes
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 from typing import Any
@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from postlude.targets.triton import cuda_driver
-from postlude.targets.triton.cuda_driver import CudaLaunch, cuda_launch, load_driver
+from postlude.targets.triton.cuda_driver import cuda_launch, load_driver
 from tests.targets.triton import fake_cuda
 
 pytestmark = pytest.mark.skipif(fake_cuda.COMPILER is None, reason="no C compiler")
@@ -32,7 +32,7 @@ def record(library: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[fake_cuda.
     ctypes.memset(ctypes.byref(record), 0, ctypes.sizeof(record))
 
 
-def launch(sizes: tuple[int, ...] = SIZES, **metadata: object) -> CudaLaunch | None:
+def launch(sizes: tuple[int, ...] = SIZES, **metadata: object) -> Callable[[int, Sequence[int]], bool] | None:
     kernel = fake_cuda.kernel(sizes)
     known = {"num_warps": 4, "shared": 1000, "launch_pdl": False, "num_ctas": 1, "launch_cooperative_grid": False}
     known |= {"global_scratch_size": 0, "profile_scratch_size": 0}

@@ -6,7 +6,7 @@ driver wants it; a call fills in the pointers and the stream.
 
 import ctypes
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -35,39 +35,16 @@ class _Config(ctypes.Structure):
     )
 
 
-class CudaLaunch:
-    """Launches one kernel with one grid. Calls may come from several threads."""
-
-    def __init__(self, driver: Any, compiled: Any, grid: int, kinds: Sequence[str], values: Sequence[int]) -> None:
-        metadata = compiled.metadata
-        count = len(kinds) + _SCRATCH
-        # Every argument has eight bytes. Narrower integers are the lower of them, which come first.
-        self.arguments = (ctypes.c_uint64 * count)(*values)
-        first = ctypes.addressof(self.arguments)
-        self.addresses = (ctypes.c_void_p * count)(*range(first, first + 8 * count, 8))
-        self.attribute = _Attribute(id=_PROGRAMMATIC_STREAM_SERIALIZATION, value=1)
-        self.config = _Config((grid, 1, 1), (32 * metadata.num_warps, 1, 1), metadata.shared)
-        if metadata.launch_pdl:
-            self.config.attributes, self.config.count = ctypes.pointer(self.attribute), 1
-        self.launch = driver.cuLaunchKernelEx
-        self.passed = (ctypes.addressof(self.config), compiled.function, ctypes.addressof(self.addresses), None)
-        self.lock = threading.Lock()
-
-    def __call__(self, stream: int, pointers: Sequence[int]) -> bool:
-        """Launch with these pointers, the first arguments of the kernel; False if the driver refused."""
-        with self.lock:
-            self.arguments[: len(pointers)] = pointers  # type: ignore[call-overload]
-            self.config.stream = stream
-            return self.launch(*self.passed) == 0  # type: ignore[no-any-return]
-
-
-def cuda_launch(compiled: Any, grid: int, values: Sequence[Any]) -> CudaLaunch | None:
+def cuda_launch(compiled: Any, grid: int, values: Sequence[Any]) -> Callable[[int, Sequence[int]], bool] | None:
     """The launch of a kernel that Triton compiled, or None where it can't be had.
+
+    It is called, by any thread, with the stream's handle and all pointers. False says that the driver refused.
 
     Args:
         compiled: the compiled kernel, loaded.
         grid: programs.
-        values: of all arguments, constants too, in the order of the kernel's signature. A call replaces those of pointers.
+        values: of all arguments, constants too, in the order of the kernel's signature. Those of pointers, which come first,
+            are replaced by each call.
     """
     driver = load_driver()
     if driver is None:
@@ -76,13 +53,30 @@ def cuda_launch(compiled: Any, grid: int, values: Sequence[Any]) -> CudaLaunch |
     plain = {"num_ctas": 1, "launch_cooperative_grid": False, "global_scratch_size": 0, "profile_scratch_size": 0}
     if any(getattr(metadata, name, expected) != expected for name, expected in plain.items()):
         return None
-    arguments = [
-        (kind, value) for kind, value in zip(compiled.src.signature.values(), values, strict=True) if kind != "constexpr"
-    ]
-    kinds = [kind for kind, _ in arguments]
+    given = [(kind, value) for kind, value in zip(compiled.src.signature.values(), values, strict=True) if kind != "constexpr"]
+    kinds = [kind for kind, _ in given]
     if not _takes(driver, compiled.function, kinds):
         return None
-    return CudaLaunch(driver, compiled, grid, kinds, [value for _, value in arguments])
+
+    count = len(given) + _SCRATCH
+    # Every argument has eight bytes. Narrower integers are the lower of them, which come first.
+    arguments = (ctypes.c_uint64 * count)(*(value for _, value in given))
+    first = ctypes.addressof(arguments)
+    addresses = (ctypes.c_void_p * count)(*range(first, first + 8 * count, 8))
+    config = _Config((grid, 1, 1), (32 * metadata.num_warps, 1, 1), metadata.shared)
+    if metadata.launch_pdl:
+        config.attributes = ctypes.pointer(_Attribute(id=_PROGRAMMATIC_STREAM_SERIALIZATION, value=1))
+        config.count = 1
+    function, launch, lock = compiled.function, driver.cuLaunchKernelEx, threading.Lock()
+    pointers_first = slice(sum(kind[0] == "*" for kind in kinds))
+
+    def call(stream: int, pointers: Sequence[int]) -> bool:
+        with lock:
+            arguments[pointers_first] = pointers  # type: ignore[call-overload]
+            config.stream = stream
+            return launch(config, function, addresses, None) == 0  # type: ignore[no-any-return]
+
+    return call
 
 
 def _takes(driver: Any, function: int, kinds: Sequence[str]) -> bool:
@@ -103,7 +97,7 @@ def load_driver(name: str = "libcuda.so.1") -> Any:
         launch, info = driver.cuLaunchKernelEx, driver.cuFuncGetParamInfo
     except (OSError, AttributeError):
         return None
-    launch.argtypes = [ctypes.c_void_p] * 4
+    launch.argtypes = [ctypes.POINTER(_Config), ctypes.c_void_p, ctypes.POINTER(ctypes.c_void_p), ctypes.c_void_p]
     size = ctypes.POINTER(ctypes.c_size_t)
     info.argtypes = [ctypes.c_void_p, ctypes.c_size_t, size, size]
     return driver

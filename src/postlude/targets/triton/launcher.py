@@ -249,7 +249,9 @@ def direct(plain: _Plain, tensors: Sequence[Tensor]) -> Launch | None:
     try:
         run, function, metadata = compiled.run, compiled.function, compiled.packed_metadata
         driver = triton.runtime.driver.active
-        current_device, current_stream = driver.get_current_device, driver.get_current_stream
+        current_stream = driver.get_current_stream
+        # Triton's own looks first whether torch has begun to use CUDA.
+        current_device = getattr(torch._C, "_cuda_getDevice", driver.get_current_device)
     except AttributeError:
         return None
     grid, device = plain.grid, tensors[0].get_device()
