@@ -389,21 +389,33 @@ def measure(cell: Cell, options: argparse.Namespace, best: Config | None) -> dic
     }
 
 
-def host_cost() -> float:
-    """Microseconds that a call takes on the host: small operands, so that the GPU is never waited for."""
-    x, w = (torch.randn(rows, 64, device="cuda").bfloat16() for rows in (1, 64))
+def host_costs() -> dict[str, float]:
+    """Microseconds that a call takes on the host: small operands, so that the GPU is never waited for.
+
+    As in a graph with symbolic sizes, and as in one whose shapes are known; then the latter with k split.
+    """
+    x, w = (torch.randn(rows, 2048, device="cuda").bfloat16() for rows in (1, 64))
     bias, out = torch.zeros(64, device="cuda").bfloat16(), torch.empty(1, 64, device="cuda", dtype=torch.bfloat16)
-    kernel = target.load(parse(LINEAR_GELU))
-    costs = []
-    for _ in range(20):
-        kernel(x, w, bias, out)
-        torch.cuda.synchronize()
-        started = time.perf_counter()
-        for _ in range(200):
-            kernel(x, w, bias, out)
-        costs.append((time.perf_counter() - started) / 200)
-        torch.cuda.synchronize()
-    return statistics.median(costs) * 1e6
+    region = parse(LINEAR_GELU)
+    split = Config("gemm", 16, 64, 128, 4, 3, 2, swap=True)
+    calls = {
+        "any shapes": target.load(region),
+        "fixed": target.load(region).fixed(),
+        "fixed, split": target.load(region, split).fixed(),
+    }
+    costs = {}
+    for name, call in calls.items():
+        times = []
+        for _ in range(20):
+            call(x, w, bias, out)
+            torch.cuda.synchronize()
+            started = time.perf_counter()
+            for _ in range(200):
+                call(x, w, bias, out)
+            times.append((time.perf_counter() - started) / 200)
+            torch.cuda.synchronize()
+        costs[name] = statistics.median(times) * 1e6
+    return costs
 
 
 def show(records: Sequence[dict[str, Any]]) -> None:
@@ -449,8 +461,9 @@ def main() -> None:
     }
     torch._inductor.select_algorithm.PRINT_AUTOTUNE = False
     with torch.no_grad():
-        payload["host_us"] = host_cost()
-        print(f"host cost of a call: {payload['host_us']:.2f} us", flush=True)
+        payload["host_us"] = host_costs()
+        costs = ", ".join(f"{cost:.2f} us ({name})" for name, cost in payload["host_us"].items())
+        print(f"host cost of a call: {costs}", flush=True)
         swept: dict[Cell, list[dict[str, Any]]] = {}
         records: list[dict[str, Any]] = []
 

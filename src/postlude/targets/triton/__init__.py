@@ -5,6 +5,7 @@ codegen_ops.py   each op as a Triton expression
 configs.py       which kernel in which tiles: tables per architecture
 layout.py        how tensors lie in memory
 launcher.py      source -> callable
+cuda_driver.py   launches without Triton in between
 workspace.py     memory of kernels that split k
 """
 

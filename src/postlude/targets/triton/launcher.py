@@ -31,6 +31,7 @@ from postlude.targets.planned import ALIGNMENT, Launch, PlannedKernel
 from postlude.targets.triton import configs
 from postlude.targets.triton.codegen import Source, generate
 from postlude.targets.triton.configs import Config, Device, Problem
+from postlude.targets.triton.cuda_driver import cuda_launch
 from postlude.targets.triton.layout import Extension, extensions, reach
 from postlude.targets.triton.workspace import Workspace
 
@@ -223,13 +224,13 @@ class _Plain:
 
     def __call__(self, pointers: Sequence[int], tensors: Sequence[Tensor]) -> None:
         with _guard(tensors[0].device):
-            extra = self.workspace.tensors() if self.workspace else self.nothing
+            extra = self.workspace.tensors(_stream(tensors[0].device)) if self.workspace else self.nothing
             self.function[(self.grid,)](*tensors, *extra, *self.integers, **self.constants, **self.options)
 
     @property
     def nothing(self) -> tuple[None, ...]:
         """What stands in the place of a workspace where k is not split."""
-        return (None, None) if self.takes_workspace else ()
+        return (None, None) if self.takes_workspace and not self.workspace else ()
 
 
 def direct(plain: _Plain, tensors: Sequence[Tensor]) -> Launch | None:
@@ -248,23 +249,27 @@ def direct(plain: _Plain, tensors: Sequence[Tensor]) -> Launch | None:
     try:
         run, function, metadata = compiled.run, compiled.function, compiled.packed_metadata
         driver = triton.runtime.driver.active
-        current_device, current_stream = driver.get_current_device, driver.get_current_stream
+        current_stream = driver.get_current_stream
+        # Triton's own looks first whether torch has begun to use CUDA.
+        current_device = getattr(torch._C, "_cuda_getDevice", driver.get_current_device)
     except AttributeError:
         return None
     grid, device = plain.grid, tensors[0].get_device()
     rest = (*plain.nothing, *plain.integers, *plain.constants.values())
+    pointers = len(tensors) + (2 if workspace else 0)
+    by_driver = cuda_launch(compiled, grid, (*[0] * pointers, *rest))
 
     def launch(pointers: Sequence[int], tensors: Sequence[Tensor]) -> None:
         if current_device() != device:
             with _guard(tensors[0].device):
                 return launch(pointers, tensors)
-        if workspace is None:
-            run(grid, 1, 1, current_stream(device), function, metadata, None, None, None, *pointers, *rest)
-        else:
+        stream = current_stream(device)
+        if workspace is not None:
             # The memory may go back to torch's allocator before the kernel has run: what takes it next runs after it.
-            extra = [tensor.data_ptr() for tensor in workspace.tensors()]
-            head = (grid, 1, 1, current_stream(device), function, metadata, None, None, None)
-            run(*head, *pointers, *extra, *plain.integers, *plain.constants.values())
+            parts, counters = workspace.tensors(stream)
+            pointers = [*pointers, parts.data_ptr(), counters.data_ptr()]
+        if by_driver is None or not by_driver(stream, pointers):
+            run(grid, 1, 1, stream, function, metadata, None, None, None, *pointers, *rest)
         return None
 
     return launch
@@ -303,6 +308,10 @@ def _device(type: str, index: int | None) -> Device:
     properties = driver.utils.get_device_properties(index)
     arch = f"sm_{target.arch}" if target.backend == "cuda" else str(target.arch) if target.backend == "hip" else target.backend
     return Device(arch, properties["multiprocessor_count"], properties["max_shared_mem"])
+
+
+def _stream(device: torch.device) -> int:
+    return 0 if device.type == "cpu" else torch.cuda.current_stream(device).cuda_stream
 
 
 def _guard(device: torch.device) -> Any:

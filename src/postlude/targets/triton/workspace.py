@@ -8,7 +8,7 @@ another thread.
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 
 import torch
 from torch import Tensor
@@ -34,9 +34,14 @@ class Workspace:
         """Types of the parts and of the counters, which is all that Triton asks for to compile a kernel."""
         return self.dtype, torch.int32
 
-    def tensors(self) -> tuple[Tensor, Tensor]:
-        """Memory for one launch on the current stream."""
-        return torch.empty(self.parts, dtype=self.dtype, device=self.device), counters(self.device).take(self.tiles)
+    def tensors(self, stream: int) -> tuple[Tensor, Tensor]:
+        """Memory for one launch on the current stream, of which `stream` is the handle."""
+        return torch.empty(self.parts, dtype=self.dtype, device=self.device), self.counters.take(self.tiles, stream)
+
+    @cached_property
+    def counters(self) -> "Counters":
+        """The counters of the device."""
+        return counters(self.device)
 
 
 class Counters:
@@ -53,8 +58,8 @@ class Counters:
         self.slabs: list[Tensor] = []
         self.rest = torch.empty(0, dtype=torch.int32)
 
-    def take(self, count: int) -> Tensor:
-        """This many counters, all zero, for a launch on the current stream."""
+    def take(self, count: int, stream: int) -> Tensor:
+        """This many counters, all zero, for a launch on the current stream, of which `stream` is the handle."""
         if self.device.type == "cpu":
             return torch.zeros(count, dtype=torch.int32)
         if torch.cuda.is_current_stream_capturing():
@@ -63,7 +68,6 @@ class Counters:
                     return self._cut(count)
             # None can be allocated elsewhere before the capture has ended. These zeros become part of the graph.
             return torch.zeros(count, dtype=torch.int32, device=self.device)
-        stream = torch.cuda.current_stream(self.device).cuda_stream
         found = self.of_stream.get(stream)
         if found is None or len(found) < count or len(self.rest) < SLAB // 2:
             with self.lock:
