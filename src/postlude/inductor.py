@@ -8,7 +8,6 @@ compilation, `cpp_wrapper`) or belongs to a control-flow branch, the op goes thr
 from collections.abc import Sequence
 from typing import Any
 
-import sympy
 import torch
 from torch._inductor import ir
 from torch._inductor.lowering import fallback_handler, register_lowering
@@ -61,35 +60,19 @@ class RegionKernel(ir.ExternKernel):
         arguments += [result.get_name() for result in self.results]
         device = self.get_device()
         assert device is not None
-        shapes = [(operand.get_size(), operand.get_stride()) for operand in (*operands, *self.results)]
-        handle = _handle(wrapper, device.type, self.program, self.frozen, _fixed(shapes) if device.type != "cpu" else None)
+        handle = _handle(wrapper, device.type, self.program, self.frozen)
         wrapper.writeline(f"{self.get_name()} = {handle}({', '.join(arguments)})")
 
 
-def _fixed(shapes: Sequence[tuple[Sequence[Any], Sequence[Any]]]) -> tuple[tuple[int, ...], ...] | None:
-    """Shapes and strides as plain numbers, or None if one of them is symbolic."""
-    flat = [tuple(numbers) for shape in shapes for numbers in shape]
-    if all(isinstance(number, int | sympy.Integer) for numbers in flat for number in numbers):
-        return tuple(tuple(map(int, numbers)) for numbers in flat)
-    return None
-
-
-def _handle(
-    wrapper: Any,
-    device: str,
-    program: str,
-    frozen: tuple[tuple[int, ...], bool],
-    fixed: tuple[tuple[int, ...], ...] | None,
-) -> str:
-    """Name of the module-level variable that holds the program's kernel, for shapes and strides that never change if given."""
+def _handle(wrapper: Any, device: str, program: str, frozen: tuple[tuple[int, ...], bool]) -> str:
+    """Name of the module-level variable that holds the program's kernel."""
     handles: dict[object, str] = wrapper.__dict__.setdefault("_postlude_handles", {})
-    key = (device, program, frozen, fixed)
+    key = (device, program, frozen)
     if key not in handles:
         handles[key] = f"region_{len(handles)}"
         if len(handles) == 1:
             wrapper.header.writeline("from postlude.runtime import kernel as _postlude_kernel")
-        shapes = ", fixed=True" if fixed is not None else ""
-        wrapper.header.writeline(f'{handles[key]} = _postlude_kernel("{device}", "{program}", *{frozen!r}{shapes})')
+        wrapper.header.writeline(f'{handles[key]} = _postlude_kernel("{device}", "{program}", *{frozen!r})')
     return handles[key]
 
 

@@ -13,23 +13,17 @@ from postlude.ir.region import DTYPE_NAMES
 from postlude.op import region_of
 from postlude.targets import aten, cpp
 from postlude.targets.base import Kernel, serving, target
-from postlude.targets.planned import PlannedKernel
 
 _kernels: dict[tuple[str, str, tuple[int, ...], bool], Kernel] = {}
 _lock = threading.Lock()
 
 
-def kernel(device: str, program: str, frozen: tuple[int, ...] = (), constant: bool = False, *, fixed: bool = False) -> Kernel:
+def kernel(device: str, program: str, frozen: tuple[int, ...] = (), constant: bool = False) -> Kernel:
     """A callable (*operands, *results) for a program on a device type; compiled at first use, then kept.
 
     `frozen` lists operands that may be packed ahead of time and kept so for as long as they do not change; `constant` says
-    that they never will. `fixed` asks for a callable for one place of a graph, where shapes and strides are always the same.
+    that they never will.
     """
-    shared = _shared(device, program, frozen, constant)
-    return shared.fixed() if fixed and isinstance(shared, PlannedKernel) else shared
-
-
-def _shared(device: str, program: str, frozen: tuple[int, ...], constant: bool) -> Kernel:
     key = (device, program, frozen, constant)
     found = _kernels.get(key)
     if found is None:
@@ -94,7 +88,7 @@ def _make(device: str, program: str, frozen: tuple[int, ...], constant: bool) ->
         if names:
             from postlude.select.rows import ByRows
 
-            return ByRows(region, names)
+            return ByRows(region, names).fast
     except (KernelBuildError, KernelLoadError) as error:
         warnings.warn(f"{error} Until then this kernel is interpreted, which is slow.", stacklevel=2)
     return _interpreter(region)

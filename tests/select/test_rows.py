@@ -13,10 +13,11 @@ from postlude.select.rows import FEW_PLAIN_ROWS, FEW_ROWS, ByRows
 from postlude.targets import aten
 from postlude.targets.planned import Launch, PlannedKernel
 
-PRODUCTS = parse(
-    "region(m, n, n1, k); %x = operand [m, k] f32; %w = operand [n, k] f32; %w1 = operand [k, n1] f32;"
-    " %acc = contract %x, %w : f32; %acc1 = contract %x, %w1 : f32; yield [m, n] f32 %acc; yield [m, n1] f32 %acc1"
+_PROGRAM = (
+    "region(m, n, n1, k); %x = operand [m, k] {0}; %w = operand [n, k] {0}; %w1 = operand [k, n1] {0};"
+    " %acc = contract %x, %w : f32; %acc1 = contract %x, %w1 : f32; yield [m, n] {0} %acc; yield [m, n1] {0} %acc1"
 )
+PRODUCTS, HALF_PRODUCTS = (parse(_PROGRAM.format(dtype)) for dtype in ("f32", "bf16"))
 
 
 class Recorded(PlannedKernel):
@@ -73,17 +74,17 @@ def test_the_next_takes_what_one_does_not(refusal: str, monkeypatch: pytest.Monk
     made: list[str] = []
     monkeypatch.setattr(rows, "_load", lambda name, region: Recorded(name, made, **{refusal: name != "cute"}))
     kernel = ByRows(PRODUCTS, ["cute", "triton"])
-    for call in (kernel, kernel.fixed()):
+    for call in (kernel, kernel.fast):
         assert call(*tensors(100))
     assert made == ["triton", "triton"]
 
 
-def test_a_fixed_call_plans_once(calls: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    kernel = ByRows(PRODUCTS, ["triton"])
+def test_a_call_plans_once(calls: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    kernel = ByRows(HALF_PRODUCTS, ["triton"])
     plans = []
     plan = kernel.plan
     monkeypatch.setattr(kernel, "plan", lambda given: plans.append(given) or plan(given))
-    call = kernel.fixed()
+    call = kernel.fast
     given = tensors(3)
     odd = [torch.empty(25)[1:].view(3, 8), *given[1:]]
     for arguments in (given, given, odd, odd, given):

@@ -2,15 +2,18 @@
 
 import warnings
 from collections.abc import Sequence
+from dataclasses import dataclass
 from math import prod
+from typing import Any
 
+import torch
 from torch import Tensor
 
 from postlude.errors import KernelBuildError
 from postlude.ir import Apply, Region
 from postlude.targets import aten
 from postlude.targets.base import target
-from postlude.targets.planned import Launch, PlannedKernel
+from postlude.targets.planned import Launch, PlannedKernel, native
 
 #: Up to this many rows the weights' way through memory takes longer than the arithmetic: Triton's skinny kernels.
 FEW_ROWS = 64
@@ -48,10 +51,14 @@ class ByRows(PlannedKernel):
         rows_last = region.operands[self.left].axes[-1] == "m"
         #: The dimensions of the left operand that are rows of one product.
         self.rows = slice(-1, None) if rows_last else slice(-2, -1) if region.batched else slice(None, -1)
+        #: Whether float32 is multiplied, which plans of the kernels may do in several ways.
+        self.float32 = any(region.operands[region.operand_index[c.right]].dtype == torch.float32 for c in region.contractions)
         self.kernels: dict[str, PlannedKernel | None] = {}
 
     def settings(self) -> object:
-        """What plans of any of the kernels depend on."""
+        """What plans of any of the kernels depend on: how float32 is multiplied."""
+        if not self.float32:
+            return None
         return tuple([kernel.settings() for kernel in self.kernels.values() if kernel is not None])
 
     def plan(self, tensors: Sequence[Tensor]) -> Launch:
@@ -66,8 +73,8 @@ class ByRows(PlannedKernel):
                 warnings.warn(f"{error} Another target takes its place.", stacklevel=2)
                 launch = self.kernels[name] = None
             if launch is not None:
-                return self._or_others(launch, order[position + 1 :])
-        return self._interpret
+                return _OrOthers(self, launch, order[position + 1 :])
+        return self.interpret
 
     def kernel(self, name: str) -> PlannedKernel | None:
         """A target's kernel; None where it could not be built before, of which a warning has told."""
@@ -75,22 +82,31 @@ class ByRows(PlannedKernel):
             self.kernels[name] = _load(name, self.region)
         return self.kernels[name]
 
-    def _or_others(self, launch: Launch, others: Sequence[str]) -> Launch:
-        """A launch may still refuse (False) what only pointers show; then the others are asked."""
-
-        def run(pointers: Sequence[int], tensors: Sequence[Tensor]) -> None:
-            if launch(pointers, tensors) is not False:
-                return
-            for kernel in map(self.kernel, others):
-                if kernel is not None and kernel(*tensors):
-                    return
-            self._interpret(pointers, tensors)
-
-        return run
-
-    def _interpret(self, pointers: Sequence[int], tensors: Sequence[Tensor]) -> None:
+    def interpret(self, pointers: Sequence[int], tensors: Sequence[Tensor]) -> None:
+        """A launch of ATen's calls."""
         count = len(self.region.operands)
         aten.run(self.region, tensors[:count], tensors[count:])
+
+
+@dataclass(frozen=True)
+class _OrOthers:
+    """A launch may still refuse (False) what only pointers show; then the others are asked."""
+
+    kernels: ByRows
+    launch: Launch
+    others: Sequence[str]
+
+    def native(self, pointers: Sequence[int]) -> Any:
+        """The launch's own."""
+        return native(self.launch, pointers)
+
+    def __call__(self, pointers: Sequence[int], tensors: Sequence[Tensor]) -> None:
+        if self.launch(pointers, tensors) is not False:
+            return
+        for kernel in map(self.kernels.kernel, self.others):
+            if kernel is not None and kernel(*tensors):
+                return
+        self.kernels.interpret(pointers, tensors)
 
 
 def _load(name: str, region: Region) -> PlannedKernel:

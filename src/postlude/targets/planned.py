@@ -1,17 +1,22 @@
 """Kernels for GPUs: what a call depends on, but for the pointers, is decided once and kept.
 
-A plan is made for tensors of certain shapes, strides and alignment: which compiled kernel with which numbers. Later calls look
-it up. Where shapes and strides never change, as at a call in a compiled graph without symbolic sizes, not even that is needed.
+A plan is made for tensors of certain types, shapes, strides and alignment: which compiled kernel with which numbers. Later calls
+look it up, in C (plans.c) where that can be had.
 """
 
 import threading
 from collections.abc import Callable, Sequence
+from functools import cached_property
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from postlude.targets import plans
+
 #: Launches kernels on the current stream, given the pointers of all tensors and the tensors. False says that these pointers
-#: can't be taken after all, and that nothing was done.
+#: can't be taken after all, and that nothing was done. Where it has a method `native`, that gives, for these pointers, what
+#: plans.c can launch by itself, or None.
 Launch = Callable[[Sequence[int], Sequence[Tensor]], object]
 
 #: Plans of one kernel that are kept. Beyond that, shapes change so much that planning is part of every call.
@@ -33,7 +38,7 @@ class PlannedKernel:
         raise NotImplementedError
 
     def settings(self) -> object:
-        """What else a plan depends on, read anew for each call."""
+        """What else a plan depends on, read anew for each call; None where that is nothing, and always will be."""
         return None
 
     def __call__(self, *tensors: Tensor) -> bool:
@@ -42,25 +47,24 @@ class PlannedKernel:
         launch = self._planned(pointers, tensors)
         return launch is not None and launch(pointers, tensors) is not False
 
-    def fixed(self) -> Callable[..., bool]:
-        """A callable like this kernel for tensors whose shapes, strides and device are always the same."""
-        first: Launch | None = None
-        aligned = ALIGNMENT - 1
+    @cached_property
+    def fast(self) -> Callable[..., bool]:
+        """The same callable, but for most of what a call costs on the host."""
+        extension = plans.extension() if self.settings() is None else None
+        if extension is None:
+            return self
 
-        def call(*tensors: Tensor) -> bool:
-            nonlocal first
+        def planner(*tensors: Tensor) -> bool:
             pointers = [tensor.data_ptr() for tensor in tensors]
-            low = 0
-            for pointer in pointers:
-                low |= pointer
-            if first is not None and not low & aligned:
-                return first(pointers, tensors) is not False
             launch = self._planned(pointers, tensors)
-            if not low & aligned:
-                first = launch
-            return launch is not None and launch(pointers, tensors) is not False
+            if launch is None:
+                return False
+            if not any(pointer % ALIGNMENT for pointer in pointers):
+                found.add(tensors, native(launch, pointers) or launch)
+            return launch(pointers, tensors) is not False
 
-        return call
+        found = extension.Plans(planner)
+        return found  # type: ignore[no-any-return]
 
     def _planned(self, pointers: Sequence[int], tensors: Sequence[Tensor]) -> Launch | None:
         low = 0
@@ -70,6 +74,7 @@ class PlannedKernel:
             tensors[0].get_device(),
             self.settings(),
             tuple([pointer & (ALIGNMENT - 1) for pointer in pointers]) if low & (ALIGNMENT - 1) else None,
+            *[tensor.dtype for tensor in tensors],
             *[tensor.shape for tensor in tensors],
             *[tensor.stride() for tensor in tensors],
         )
@@ -87,3 +92,9 @@ class PlannedKernel:
             if len(self._plans) >= _MOST_PLANS:
                 self._plans.clear()
             return self._plans.setdefault(key, launch)
+
+
+def native(launch: Launch, pointers: Sequence[int]) -> Any:
+    """What plans.c can launch by itself instead, or None."""
+    make = getattr(launch, "native", None)
+    return make(pointers) if make is not None else None

@@ -57,7 +57,7 @@ def load(request: pytest.FixtureRequest) -> Iterator[Loader]:
     module = extension()
     functions = launcher._torch_functions()
     types = launcher._scalar_types(functions)
-    usual = (torch.Tensor, functions, launcher._impl_offset(), types)
+    usual = (torch.Tensor, functions, launcher.impl_offset(), types)
     if request.param == "attribute":
         module.configure(torch.Tensor, functions, 0, types)
     if request.param == "dlpack":
@@ -92,7 +92,7 @@ def test_this_torch_has_the_fast_way() -> None:
     """On the versions we support, the slower ways are for the unforeseen."""
     extension()
     assert launcher.can_freeze()
-    assert launcher._impl_offset() > 0
+    assert launcher.impl_offset() > 0
 
 
 @pytest.mark.parametrize(
@@ -125,9 +125,9 @@ def inference_tensor() -> Tensor:
         return torch.randn(4, 5)
 
 
-@pytest.mark.parametrize("dtype", launcher._DTYPES, ids=str)
+@pytest.mark.parametrize("dtype", launcher.DLPACK, ids=str)
 def test_dtypes(probe: Callable[[Tensor], list[float]], dtype: torch.dtype) -> None:
-    code, bits = launcher._DTYPES[dtype]
+    code, bits = launcher.DLPACK[dtype]
     assert probe(torch.zeros(2, dtype=dtype))[2] == code * 100 + bits
 
 

@@ -23,7 +23,7 @@ import sys
 import sysconfig
 import threading
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 from pathlib import Path
 from types import ModuleType
@@ -40,7 +40,7 @@ _SOURCE = build.HERE / "launcher.c"
 _OFFSETS = (object.__basicsize__,)
 
 #: torch dtype -> DLPack's (code, bits)
-_DTYPES: dict[torch.dtype, tuple[int, int]] = {
+DLPACK: dict[torch.dtype, tuple[int, int]] = {
     torch.uint8: (1, 8),
     torch.int8: (0, 8),
     torch.int16: (0, 16),
@@ -93,16 +93,7 @@ class Kernel(Protocol):
 
 def _torch_functions() -> dict[str, int]:
     """Addresses of the C functions of this torch that the extension can use."""
-    functions: dict[str, int] = {}
-    try:
-        library = ctypes.CDLL(_torch_library())  # loaded already: this only gets a handle
-    except OSError:
-        library = None
-    for name in _SHIMS:
-        try:
-            functions[name] = ctypes.cast(getattr(library, name), ctypes.c_void_p).value or 0
-        except AttributeError:
-            continue
+    functions = addresses(torch_library("torch_cpu"), _SHIMS)
     if api := getattr(torch.Tensor, "__dlpack_c_exchange_api__", None):
         address = _capsule_pointer(api, b"dlpack_exchange_api")
         # struct { uint32_t major, minor; older table; ... }: another major version has another layout
@@ -111,9 +102,19 @@ def _torch_functions() -> dict[str, int]:
     return functions
 
 
-def _torch_library() -> str:
-    name = {"darwin": "libtorch_cpu.dylib", "win32": "torch_cpu.dll"}.get(sys.platform, "libtorch_cpu.so")
-    return str(Path(torch.__file__).parent / "lib" / name)
+def addresses(library: str, names: Sequence[str]) -> dict[str, int]:
+    """Addresses of those C functions that a library has."""
+    try:
+        loaded = ctypes.CDLL(library)  # loaded already: this only gets a handle
+    except OSError:
+        return {}
+    return {name: ctypes.cast(getattr(loaded, name), ctypes.c_void_p).value or 0 for name in names if hasattr(loaded, name)}
+
+
+def torch_library(name: str) -> str:
+    """Path of one of torch's own libraries."""
+    file = {"darwin": f"lib{name}.dylib", "win32": f"{name}.dll"}.get(sys.platform, f"lib{name}.so")
+    return str(Path(torch.__file__).parent / "lib" / file)
 
 
 def _capsule_pointer(capsule: object, name: bytes) -> int:
@@ -122,7 +123,7 @@ def _capsule_pointer(capsule: object, name: bytes) -> int:
     return get(capsule, name) or 0
 
 
-def _impl_offset() -> int:
+def impl_offset() -> int:
     """Where a tensor object holds its TensorImpl, or 0 if that is not plainly visible.
 
     Reading the pointer saves some 40 ns per tensor over asking for `_cdata`. Done only where several kinds of tensors agree.
@@ -141,7 +142,7 @@ def _scalar_types(functions: dict[str, int]) -> dict[int, tuple[int, int]]:
         return {}
     get = ctypes.CFUNCTYPE(ctypes.c_int32, ctypes.c_void_p, ctypes.POINTER(ctypes.c_int32))(functions["aoti_torch_get_dtype"])
     table = {}
-    for dtype, description in _DTYPES.items():
+    for dtype, description in DLPACK.items():
         tensor, number = torch.empty(1, dtype=dtype, device="cpu"), ctypes.c_int32(-1)
         impl = ctypes.c_void_p(tensor._cdata)
         if get(ctypes.addressof(impl), ctypes.byref(number)) == 0:
@@ -160,7 +161,13 @@ def _headers() -> Path:
     raise FileNotFoundError("Python.h")
 
 
-def _build_extension() -> Path:
+def build_extension(source: Path) -> Path:
+    """Compile a C extension for this interpreter, or find it compiled.
+
+    Raises:
+        FileNotFoundError: Python's headers are missing.
+        KernelBuildError: the compiler refused it.
+    """
     compiler = toolchain.compiler()
     flags = (
         "-x",
@@ -174,11 +181,11 @@ def _build_extension() -> Path:
         f"-DPOSTLUDE_PYTHON=0x{sys.hexversion:08x}",
         f"-I{_headers()}",
     )
-    return build.compile_to_cache(_SOURCE.read_text(), compiler, flags, name="launcher.c")
+    return build.compile_to_cache(source.read_text(), compiler, flags, name=source.name)
 
 
-def _import_extension(path: Path) -> ModuleType:
-    name = "postlude_launcher"
+def import_extension(path: Path, name: str) -> ModuleType:
+    """A compiled extension as a module."""
     loader = importlib.machinery.ExtensionFileLoader(name, str(path))
     spec = importlib.util.spec_from_file_location(name, path, loader=loader)
     assert spec is not None
@@ -203,9 +210,9 @@ def extension() -> ModuleType | None:
 
 def _load_extension() -> ModuleType | None:
     try:
-        module = _import_extension(_build_extension())
+        module = import_extension(build_extension(_SOURCE), "postlude_launcher")
         functions = _torch_functions()
-        module.configure(torch.Tensor, functions, _impl_offset(), _scalar_types(functions))
+        module.configure(torch.Tensor, functions, impl_offset(), _scalar_types(functions))
         return module
     except (FileNotFoundError, ImportError, KernelBuildError, RuntimeError) as error:
         if isinstance(error, FileNotFoundError):
@@ -339,7 +346,7 @@ def _describe(tensor: torch.Tensor, index: int) -> _DLTensor:
         raise TypeError(f"argument {index} of a Postlude kernel has no memory (it is fake, or was freed)")
     dimensions = tensor.dim()
     array = ctypes.c_int64 * max(dimensions, 1)
-    code, bits = _DTYPES[tensor.dtype]
+    code, bits = DLPACK[tensor.dtype]
     return _DLTensor(
         address,
         1,

@@ -58,14 +58,28 @@ _FUNCTION = "launch"
 _lock = threading.Lock()
 
 
-def load(
-    region: Region, index: int, reverse: bool, layout: Layout, configuration: Configuration, target: Target
-) -> Callable[..., None]:
-    """The compiled kernel of a Region's group: callable with the group's tensors, operands first."""
+@dataclass(frozen=True)
+class Compiled:
+    """A compiled kernel.
+
+    Attributes:
+        function: callable with the group's tensors, operands first.
+        address: of the same in C, by TVM-FFI's calling convention.
+        module: what holds it in memory.
+    """
+
+    function: Callable[..., None]
+    address: int
+    module: Any
+
+
+def load(region: Region, index: int, reverse: bool, layout: Layout, configuration: Configuration, target: Target) -> Compiled:
+    """The compiled kernel of a Region's group."""
     import cutlass.cute as cute
 
     path = object_path(region, index, reverse, layout, configuration, target)
-    return cute.runtime.load_module(str(path), enable_tvm_ffi=True)[_FUNCTION]  # type: ignore[no-any-return]
+    module = cute.runtime.load_module(str(path), enable_tvm_ffi=True)
+    return Compiled(module[_FUNCTION], module.engine.lookup(f"__tvm_ffi_{_FUNCTION}"), module)
 
 
 def object_path(region: Region, index: int, reverse: bool, layout: Layout, configuration: Configuration, target: Target) -> Path:

@@ -75,9 +75,9 @@ class _Tile:
     clusters: tuple[tuple[int, int], ...] = ((1, 2), (2, 1), (1, 1))
 
 
-#: sm_90: the tiles that are chosen from. Nothing else beat the best of the first four by more than 3 % on an H200, wherever it was
-#: measured (see `expected_time`). The narrow ones, for problems too small to give each processor a large tile, were not measured in
-#: that role yet.
+#: sm_90: the tiles that are chosen from. Nothing else beat the best of the first four by more than 3 % on an H200, wherever it
+#: was measured (see `expected_time`). The narrow ones, for problems too small to give each processor a large tile, were not
+#: measured in that role yet.
 _TILES_90 = (
     _Tile(128, 128, True),
     _Tile(128, 192, True),
@@ -163,8 +163,8 @@ def shortlist(n: int, k: int, paired: bool, major: int, processors: int) -> tupl
 def choose(problem: Problem, major: int, processors: int) -> Configuration:
     """The configuration to use: of the weight's shortlist, the one that is expected to be fastest.
 
-    A graph that serves every length so compiles at most five kernels for one weight, and all of them are known before the first
-    call. With m from 64 to 8192 and common sizes of layers, the model loses 0.1 % on average by this, 5 % at most.
+    A graph that serves every length so compiles at most six kernels for one weight, and all of them are known before the first
+    call. With m from 64 to 16384 and common sizes of layers, the model loses a few tenths of a percent on average by this.
     """
     few = shortlist(problem.n, problem.k, problem.paired, major, processors)
     times = [expected_time(problem, c, processors) for c in few]
@@ -198,11 +198,13 @@ def expected_time(problem: Problem, configuration: Configuration, processors: in
     Tiles are computed in waves, one tile per processor. A tile's mainloop takes as long as its multiply-adds, or as the bytes of
     both operands take to come from L2, where one read serves all blocks of a cluster that need it. Pingpong hides the epilogue.
 
-    The constants were fitted to the times of 27 problems on an H200 (plain, bias + GELU and SwiGLU; m 512 to 8192, n and k of 4096
-    and 14336; about 25 configurations each). There the model's times are off by 7 % (standard deviation), one cycle standing for
-    0.8 ns, and what `choose` takes is slower than the best that was measured by 1.0 % in the geometric mean and 4.3 % at most.
+    The constants were fitted to the times of 27 problems on an H200 (plain, bias + GELU and SwiGLU; m 512 to 8192, n and k of
+    4096 and 14336; about 25 configurations each). There the model's times are off by 7 % (standard deviation), one cycle
+    standing for 0.8 ns, and what `choose` takes is slower than the best that was measured by 0.9 % in the geometric mean, 3.0 %
+    at most.
     """
-    tile_m, tile_n, cluster_m, cluster_n = (getattr(configuration, name) for name in _TILING)
+    tile_m, tile_n = configuration.tile_m, configuration.tile_n
+    cluster_m, cluster_n = configuration.cluster_m, configuration.cluster_n
     m, n = (problem.n, problem.m) if configuration.swapped else (problem.m, problem.n)
     clusters = problem.batch * ceil(m / (tile_m * cluster_m)) * ceil(n / (tile_n * cluster_n))
     waves = ceil(clusters * configuration.cluster_size / processors)
@@ -212,6 +214,3 @@ def expected_time(problem: Problem, configuration: Configuration, processors: in
     if not configuration.pingpong:
         tile += tile_m * tile_n * _EPILOGUE_CYCLES
     return _START_CYCLES + _CLUSTER_CYCLES * (configuration.cluster_size > 1) + waves * tile
-
-
-_TILING = ("tile_m", "tile_n", "cluster_m", "cluster_n")

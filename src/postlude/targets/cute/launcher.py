@@ -1,6 +1,7 @@
 """The callable of a Region: which compiled kernels serve tensors of these shapes and strides, and how to hand them over.
 
-The compiled functions check every tensor again (type, sizes, strides, alignment) before they touch the GPU.
+The compiled functions check every tensor again (type, sizes, strides, alignment) before they touch the GPU. What they are called
+with is described once, when a call is planned; after that only pointers change (plans.c).
 """
 
 from collections.abc import Callable, Sequence
@@ -13,9 +14,11 @@ from torch import Tensor
 
 from postlude.errors import KernelBuildError
 from postlude.ir import Region
+from postlude.targets import plans
 from postlude.targets.aten.interpreter import axis_sizes, batch_shape
+from postlude.targets.cpp.launcher import DLPACK
 from postlude.targets.cute import build, toolchain
-from postlude.targets.cute.build import Target
+from postlude.targets.cute.build import Compiled, Target
 from postlude.targets.cute.configurations import Configuration, Problem, choose
 from postlude.targets.cute.form import Argument, Form, forms
 from postlude.targets.planned import Launch, PlannedKernel
@@ -48,36 +51,25 @@ class Kernel(PlannedKernel):
         if any(tensor.numel() == 0 for tensor in tensors[len(self.region.operands) :]):
             return lambda pointers, tensors: None
         try:
-            launches = [self._launch(index, form, tensors) for index, form in enumerate(forms(self.region))]
+            steps = [self._step(index, form, tensors) for index, form in enumerate(forms(self.region))]
         except OperandsDoNotFit:
             return None
-        if len(launches) == 1:
-            return launches[0]
+        return _Launch(steps, tensors[0].get_device())
 
-        def launch(pointers: Sequence[int], tensors: Sequence[Tensor]) -> None:
-            for one in launches:
-                one(pointers, tensors)
-
-        return launch
-
-    def _launch(self, index: int, form: Form, tensors: Sequence[Tensor]) -> Launch:
+    def _step(self, index: int, form: Form, tensors: Sequence[Tensor]) -> "_Step":
         """The kernel of one group."""
         views = arrange(self.region, form, tensors)
         layout = tuple(unit for _, unit in views)
         target = target_of(tensors[0].device)
         configuration = self.configuration or choose(problem(self.region, form, tensors), target.major, target.clusters[0])
         load = partial(_load, self.region, index, layout=layout, configuration=configuration, target=target)
-        arguments = [(a.position, view) for a, (view, _) in zip(form.arguments, views, strict=True)]
-        if form.paired:
-            return _paired_launch(load, arguments, *_pair(form), tensors)
-        function = load(reverse=False)
-        if all(view is None for _, view in arguments):
-            positions = [position for position, _ in arguments]
-            return lambda pointers, tensors: function(*[tensors[i] for i in positions])
-        return lambda pointers, tensors: function(*_viewed(arguments, tensors))
+        arguments = [_Given(a, tensors[a.position], view) for a, (view, _) in zip(form.arguments, views, strict=True)]
+        step = _Step(load, arguments, _pair(form) if form.paired else None)
+        step.compiled(form.paired and step.reversed([tensor.data_ptr() for tensor in tensors]))
+        return step
 
 
-def _load(region: Region, index: int, *, reverse: bool, **what: Any) -> Callable[..., None]:
+def _load(region: Region, index: int, reverse: bool, **what: Any) -> Compiled:
     """A compiled kernel.
 
     Raises:
@@ -91,35 +83,73 @@ def _load(region: Region, index: int, *, reverse: bool, **what: Any) -> Callable
         raise KernelBuildError(str(where), command, f"{type(error).__name__}: {str(error)[:2000]}") from error
 
 
-def _viewed(arguments: Sequence[tuple[int, View]], tensors: Sequence[Tensor]) -> list[Tensor]:
-    return [tensors[i] if view is None else tensors[i].as_strided(*view) for i, view in arguments]
+class _Given:
+    """A tensor as a kernel takes it: whose memory, and sizes and strides."""
+
+    def __init__(self, argument: Argument, tensor: Tensor, view: View) -> None:
+        self.position = argument.position
+        self.view = view
+        shape, strides = view or (tuple(tensor.shape), tensor.stride())
+        self.native = (argument.position, DLPACK[argument.dtype], tuple(shape), tuple(strides))
+
+    def of(self, tensors: Sequence[Tensor]) -> Tensor:
+        """The view of one of these tensors."""
+        tensor = tensors[self.position]
+        return tensor if self.view is None else tensor.as_strided(*self.view)
 
 
-def _paired_launch(
-    load: Callable[..., Callable[..., None]],
-    arguments: Sequence[tuple[int, View]],
-    first: int,
-    second: int,
-    tensors: Sequence[Tensor],
-) -> Launch:
-    """A pair's kernel reads both weights as one tensor, from the one that lies lower: there are two, by their order."""
-    functions: dict[bool, Callable[..., None]] = {}
+class _Step:
+    """One kernel's launch.
 
-    def function(reverse: bool) -> Callable[..., None]:
-        if reverse not in functions:
-            functions[reverse] = load(reverse=reverse)
-        return functions[reverse]
+    A pair's kernel reads both weights as one tensor, from the one that lies lower: there are two kernels, by their order.
+    """
 
-    function(tensors[first].data_ptr() > tensors[second].data_ptr())
+    def __init__(self, load: Callable[[bool], Compiled], given: Sequence[_Given], pair: tuple[int, int] | None) -> None:
+        self.load = load
+        self.given = given
+        self.pair = pair
+        self._compiled: dict[bool, Compiled] = {}
 
-    def launch(pointers: Sequence[int], tensors: Sequence[Tensor]) -> bool:
-        distance = pointers[second] - pointers[first]
-        if distance == 0 or abs(distance) >= _STRIDE_LIMIT:
+    def compiled(self, reverse: bool) -> Compiled:
+        """The kernel, compiled when it is first needed."""
+        if reverse not in self._compiled:
+            self._compiled[reverse] = self.load(reverse)
+        return self._compiled[reverse]
+
+    def reversed(self, pointers: Sequence[int]) -> bool:
+        """Whether a pair's second weight lies below the first."""
+        return self.pair is not None and pointers[self.pair[1]] < pointers[self.pair[0]]
+
+    def in_reach(self, pointers: Sequence[int]) -> bool:
+        """Whether a pair's weights are distinct, and near enough for one tensor map."""
+        return self.pair is None or 0 < abs(pointers[self.pair[1]] - pointers[self.pair[0]]) < _STRIDE_LIMIT
+
+
+class _Launch:
+    """The kernels of a Region's groups, one after the other."""
+
+    def __init__(self, steps: Sequence[_Step], device: int) -> None:
+        self.steps = steps
+        self.device = device
+
+    def __call__(self, pointers: Sequence[int], tensors: Sequence[Tensor]) -> bool:
+        if not all(step.in_reach(pointers) for step in self.steps):
             return False
-        function(distance < 0)(*_viewed(arguments, tensors))
+        for step in self.steps:
+            step.compiled(step.reversed(pointers)).function(*[given.of(tensors) for given in step.given])
         return True
 
-    return launch
+    def native(self, pointers: Sequence[int]) -> object | None:
+        """The same for the extension, which holds while weights of a pair lie in this order."""
+        pairs = [(step.pair, step.reversed(pointers)) for step in self.steps if step.pair is not None]
+        if len(pairs) > 1 or not all(step.in_reach(pointers) for step in self.steps):
+            return None
+        compiled = [step.compiled(step.reversed(pointers)) for step in self.steps]
+        order = {}
+        for (first, second), reverse in pairs:
+            order = {"lower": second if reverse else first, "upper": first if reverse else second, "reach": _STRIDE_LIMIT}
+        steps = tuple((c.address, tuple(g.native for g in step.given)) for c, step in zip(compiled, self.steps, strict=True))
+        return plans.plan(steps, self.device, compiled, **order)
 
 
 def fits(region: Region, operands: Sequence[Tensor]) -> str | None:

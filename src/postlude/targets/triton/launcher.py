@@ -51,13 +51,13 @@ class Kernel(PlannedKernel):
         self.config = config
         self._is_float32 = any(region.operands[region.operand_index[c.right]].dtype == torch.float32 for c in region.contractions)
 
-    def settings(self) -> str:
+    def settings(self) -> str | None:
         """How float32 is multiplied."""
-        return _precision() if self._is_float32 else "ieee"
+        return _precision() if self._is_float32 else None
 
     def plan(self, tensors: Sequence[Tensor]) -> Launch:
         """What to launch. Every tensor can be taken."""
-        precision = self.settings()
+        precision = self.settings() or "ieee"
         region = self.region
         shapes = [tuple(tensor.shape) for tensor in tensors]
         sizes = axis_sizes(region, shapes[: len(region.operands)])
