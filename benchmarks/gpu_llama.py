@@ -22,7 +22,14 @@ if TYPE_CHECKING:
 DEVICE = "cuda"
 CACHED = 128
 CASES = (("prefill", 1, 2048), ("prefill", 4, 2048), ("decode", 1, 1), ("decode", 16, 1))
-MODES = {"inductor": "inductor", "postlude": "postlude"}
+#: Programmatic dependent launch between Inductor's own kernels is an option of Inductor, off unless asked for.
+PDL = {"triton.enable_pdl": True}
+MODES: dict[str, dict[str, Any]] = {
+    "inductor": {"backend": "inductor"},
+    "inductor, PDL": {"backend": "inductor", "options": PDL},
+    "postlude": {"backend": "postlude"},
+    "postlude, PDL": {"backend": "postlude", "options": PDL},
+}
 
 
 def llama(layers: int) -> Any:
@@ -80,6 +87,7 @@ def rewind(cache: Any) -> None:
 def main() -> None:
     options = common.parser(__doc__)
     options.add_argument("--layers", type=int, default=4)
+    options.add_argument("--modes", nargs="+", choices=list(MODES), default=["inductor", "postlude"])
     options.add_argument("--case", action="append", choices=[f"{k}-{b}" for k, b, _ in CASES])
     arguments = options.parse_args()
     model = llama(arguments.layers)
@@ -93,8 +101,8 @@ def main() -> None:
         del wide
         torch.cuda.empty_cache()
         sides, errors, alive = {}, {}, []  # a graph reads what its function holds
-        for name, backend in MODES.items():
-            run = step(model, kind, batch, length, lambda m, backend=backend: torch.compile(m, backend=backend, dynamic=False))
+        for name in arguments.modes:
+            run = step(model, kind, batch, length, lambda m, name=name: torch.compile(m, dynamic=False, **MODES[name]))
             logits = run().clone()
             errors[name] = common.relative_error(logits, reference) if reference is not None else float("nan")
             sides[name] = common.graph_of(run)
