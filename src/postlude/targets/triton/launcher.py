@@ -1,8 +1,8 @@
 """A Region's kernels, called with tensors.
 
 A call of one shape, layout and alignment is planned once: which kernel and tiles (`configs`), how tensors lie (`layout`),
-then compiled or found compiled. Later calls look the plan up and launch the compiled kernel with plain numbers, without
-Triton's binder in between, which would cost more than a small kernel runs.
+then compiled or found compiled. Later calls look the plan up and launch the compiled kernel with plain numbers, through the
+CUDA driver or Triton's launcher: Triton's binder would cost more than a small kernel runs.
 """
 
 import hashlib
@@ -257,7 +257,8 @@ def direct(plain: _Plain, tensors: Sequence[Tensor]) -> Launch | None:
     grid, device = plain.grid, tensors[0].get_device()
     rest = (*plain.nothing, *plain.integers, *plain.constants.values())
     pointers = len(tensors) + (2 if workspace else 0)
-    by_driver = cuda_launch(compiled, grid, (*[0] * pointers, *rest))
+    cuda = driver.get_current_target().backend == "cuda"
+    by_driver = cuda_launch(compiled, grid, (*[0] * pointers, *rest)) if cuda else None
 
     def launch(pointers: Sequence[int], tensors: Sequence[Tensor]) -> None:
         if current_device() != device:
