@@ -58,6 +58,19 @@ def unavailable() -> str | None:
 
 
 @lru_cache
+def prepare(device: torch.device) -> None:
+    """Start compiling the self-test's kernel in the background."""
+    from postlude.targets.cute.launcher import submit
+
+    region = parse(_PROBE)
+    like = [
+        torch.empty([_PROBE_SIZES[axis] for axis in axes], dtype=dtype, device="meta")
+        for axes, dtype in [(o.axes, o.dtype) for o in region.operands] + [(y.axes, y.dtype) for y in region.yields]
+    ]
+    submit(region, like, device, rows_vary=False)
+
+
+@lru_cache
 def refused(device: torch.device) -> bool:
     """Whether the self-test failed on a device. The first call runs it; a failure is told as a warning, once."""
     try:
