@@ -1,37 +1,41 @@
 """GEMM + epilogue on a GPU: the `cute` target against cuBLAS's plain GEMM and against Inductor, in one process.
 
-Each candidate of a case is captured in a CUDA graph that walks over several sets of inputs, together larger than the L2
-cache, so that no input is hot and no time is the host's. Graphs are replayed in interleaved rounds and timed with CUDA
-events; a time is the median over the rounds, its spread the interquartile range. Data is random. Errors are against
-float64, relative to the largest result. What a call costs on the host is timed with a small problem.
+Each side of a case is captured in a CUDA graph that walks over several sets of inputs, together larger than the L2 cache, so that
+no input is hot and no time is the host's. Graphs are replayed in turn and timed with CUDA events; a time is the median over the
+rounds, its spread the interquartile range over it. Data is random. Errors are against float64, relative to the largest result.
+What a call costs on the host is timed with a small problem.
 
-    python benchmarks/gpu_gemm.py                         # the configuration that is chosen without measuring
-    python benchmarks/gpu_gemm.py --sweep 24              # and the best of 24
-    python benchmarks/gpu_gemm.py --peers cublas,inductor,autotune --out table.json
+    python benchmarks/gpu_gemm.py                                     what is chosen, against cuBLAS and Inductor
+    python benchmarks/gpu_gemm.py --sweep 20 --variants               and the best of 20 configurations, and variants of these
+    python benchmarks/gpu_gemm.py --peers cublas,inductor,autotune --autotune-seconds 240 --out table.json
 """
 
-import argparse
-import json
+import functools
 import math
-import multiprocessing
 import os
 import statistics
 import sys
 import time
-from collections.abc import Callable, Sequence
-from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import wait
+from dataclasses import asdict, dataclass, field, replace
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from postlude.ir import Region, parse
-from postlude.targets import aten, cute
-from postlude.targets.cute import Configuration
+from gpu_common import Time, graph_of, interleave, parser, save
+from postlude.ir import Region, parse, to_text
+from postlude.targets import aten, cute, triton
+from postlude.targets.cute import Configuration, ahead
+from postlude.targets.cute.build import Specialization
+from postlude.targets.cute.launcher import target_of
 
 M = (512, 2048, 8192)
 NK = ((4096, 4096), (14336, 4096), (4096, 14336))
+
+PEERS = ("cublas", "inductor", "autotune")
+MODES = {"inductor": None, "autotune": "max-autotune-no-cudagraphs"}
 
 _HEAD = "region(m, n, k); %x = operand [m, k] bf16; %w = operand [n, k] bf16;"
 _BIAS = f"{_HEAD} %row = operand [n] bf16; %acc = contract %x, %w : f32; %0 = add %acc, %row;"
@@ -85,10 +89,11 @@ class Case:
     m: int
     n: int
     k: int
-    times: dict[str, list[float]] = field(default_factory=dict)
+    times: dict[str, Time] = field(default_factory=dict)
+    swept: dict[str, Time] = field(default_factory=dict)
     errors: dict[str, float] = field(default_factory=dict)
     failures: dict[str, str] = field(default_factory=dict)
-    heuristic: str = ""
+    chosen: str = ""
 
     @property
     def region(self) -> Region:
@@ -98,12 +103,13 @@ class Case:
     def title(self) -> str:
         return f"{self.epilogue} M{self.m} N{self.n} K{self.k}"
 
-    def median(self, name: str) -> float:
-        return statistics.median(self.times[name]) if self.times.get(name) else math.nan
+    def of(self, name: str) -> float:
+        """Microseconds."""
+        return self.times[name].microseconds if name in self.times else math.nan
 
-    def spread(self, name: str) -> float:
-        times = sorted(self.times.get(name, ()))
-        return times[len(times) * 3 // 4] - times[len(times) // 4] if len(times) > 3 else math.nan
+    def best(self) -> str:
+        """This target's fastest kernel among those that were measured beside the peers."""
+        return min((name for name in self.times if name not in (*PEERS, "triton")), key=self.of, default="")
 
 
 def make_operands(case: Case, generator: torch.Generator) -> list[Tensor]:
@@ -127,50 +133,33 @@ def make_sets(case: Case) -> tuple[list[list[Tensor]], list[Tensor]]:
     return sets, [torch.empty(case.m, case.n, device="cuda", dtype=torch.bfloat16) for _ in range(count)]
 
 
-def graph_of(run: Callable[[int], object], count: int, seconds: float) -> tuple[torch.cuda.CUDAGraph, int]:
-    """A graph of calls run(0) to run(count - 1), again and again, that takes about `seconds`, and its number of calls."""
-    stream = torch.cuda.Stream()
-    stream.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(stream):
-        for index in range(count):
-            run(index)
-        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        start.record()
-        for index in range(count):
-            run(index)
-        end.record()
-        end.synchronize()
-    each = start.elapsed_time(end) * 1e-3 / count
-    calls = count * max(1, min(200, math.ceil(seconds / each / count)))
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph, stream=stream):
-        for index in range(calls):
-            run(index % count)
-    torch.cuda.synchronize()
-    return graph, calls
-
-
-def measure(case: Case, candidates: dict[str, Callable[[int], object]], count: int, rounds: int, seconds: float) -> None:
-    """Time candidates in interleaved rounds; adds to case.times in microseconds."""
-    graphs = {}
-    for name, run in candidates.items():
+def measure(case: Case, sides: Mapping[str, Callable[[int], object]], count: int, rounds: int, seconds: float) -> dict[str, Time]:
+    """Time sides, which are called with the number of a set, in rounds of about `seconds` each."""
+    graphs, calls = {}, 0
+    for name, run in sides.items():
         try:
-            graphs[name] = graph_of(run, count, seconds)
+            if not calls:
+                calls = count * max(1, min(200, math.ceil(seconds / estimate(run, count) / count)))
+            graphs[name] = graph_of(functools.partial(all_sets, run, count, calls), warm_up=1)
         except Exception as error:  # a configuration that does not compile or launch is a row, not the end
             case.failures[name] = f"{type(error).__name__}: {str(error).strip().splitlines()[0][:200] if str(error) else ''}"
-    for graph, _ in graphs.values():
-        graph.replay()
+    times = interleave(graphs, rounds, repeats=1)
+    return {name: Time(t.microseconds / calls, t.spread) for name, t in times.items()}
+
+
+def all_sets(run: Callable[[int], object], count: int, calls: int) -> None:
+    for index in range(calls):
+        run(index % count)
+
+
+def estimate(run: Callable[[int], object], count: int) -> float:
+    """Seconds of one call, roughly."""
+    all_sets(run, count, count)
     torch.cuda.synchronize()
-    for round_index in range(rounds):
-        order = list(graphs)
-        for name in order[round_index % len(order) :] + order[: round_index % len(order)] if order else []:
-            graph, calls = graphs[name]
-            start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-            start.record()
-            graph.replay()
-            end.record()
-            end.synchronize()
-            case.times.setdefault(name, []).append(start.elapsed_time(end) * 1e3 / calls)
+    start = time.perf_counter()
+    all_sets(run, count, count)
+    torch.cuda.synchronize()
+    return (time.perf_counter() - start) / count
 
 
 def plain_gemm(sets: Sequence[Sequence[Tensor]], weights: int) -> Callable[[int], object]:
@@ -184,98 +173,62 @@ def compiled(function: Callable[..., Tensor], mode: str | None) -> Callable[...,
     return result
 
 
-def error_of(case: Case, result: Tensor, expected: Tensor) -> float:
+def error_of(result: Tensor, expected: Tensor) -> float:
     return ((result.double() - expected).abs().max() / expected.abs().max()).item()
 
 
-def run_case(case: Case, arguments: argparse.Namespace, swept: Sequence[Configuration]) -> None:
+def run_case(case: Case, peers: Sequence[str], swept: Sequence[Configuration], rounds: int) -> None:
     torch._dynamo.reset()
     epilogue, region = EPILOGUES[case.epilogue], case.region
     sets, results = make_sets(case)
-    kernels = {str(configuration): cute.load(region, configuration) for configuration in swept}
-    chosen = cute.candidates(region, case.m, case.n, case.k, torch.cuda.get_device_capability(), processors())[0]
-    case.heuristic = str(chosen)
 
     def ours(kernel: Callable[..., object]) -> Callable[[int], object]:
         return lambda index: kernel(*sets[index], results[index])
 
-    if kernels:
-        sweep = Case(case.epilogue, case.m, case.n, case.k)
-        measure(sweep, {name: ours(kernel) for name, kernel in kernels.items()}, len(sets), 5, 2e-3)
-        case.failures |= sweep.failures
-        case.times |= {f"sweep {name}": times for name, times in sweep.times.items()}
-        best = sorted(sweep.times, key=sweep.median)[:3]
-        kernels = {name: kernels[name] for name in best}
-    candidates: dict[str, Callable[[int], object]] = {"chosen": ours(cute.load(region, chosen))}
-    candidates |= {name: ours(kernel) for name, kernel in kernels.items()}
-    peers: dict[str, Callable[..., Tensor]] = {}
-    if "cublas" in arguments.peers:
-        candidates["cublas"] = plain_gemm(sets, epilogue.weights)
-    if "inductor" in arguments.peers:
-        peers["inductor"] = compiled(epilogue.function, None)
-    if "autotune" in arguments.peers:
-        peers["autotune"] = compiled(epilogue.function, "max-autotune-no-cudagraphs")
-
     def theirs(function: Callable[..., Tensor]) -> Callable[[int], object]:
         return lambda index: function(*sets[index])
 
-    for name, function in peers.items():
-        function(*sets[0])
-        candidates[name] = theirs(function)
-    measure(case, candidates, len(sets), arguments.rounds, 4e-3)
+    kernels = {str(configuration): ours(cute.load(region, configuration)) for configuration in swept}
+    case.swept = measure(case, kernels, len(sets), 5, 2e-3)
+    best = sorted(case.swept, key=lambda name: case.swept[name].microseconds)[:3]
+    sides = {"chosen": ours(cute.load(region))} | {name: kernels[name] for name in best if name != case.chosen}
+    if case.m <= 256:
+        sides["triton"] = ours(triton.load(region))
+    own = list(sides)
+    if "cublas" in peers:
+        sides["cublas"] = plain_gemm(sets, epilogue.weights)
+    for name in ("inductor", "autotune"):
+        if name in peers:
+            function = compiled(epilogue.function, MODES[name])
+            function(*sets[0])
+            sides[name] = theirs(function)
+    case.times = measure(case, sides, len(sets), rounds, 4e-3)
     expected = aten.evaluate(region, sets[0], arithmetic=torch.float64, rounded=False)[0]
-    for name in ("chosen", *kernels):
-        if name in case.times:
-            results[0].fill_(torch.nan)
-            candidates[name](0)
-            case.errors[name] = error_of(case, results[0], expected)
-    case.errors["eager"] = error_of(case, epilogue.function(*sets[0]), expected)
-    for name, function in peers.items():
-        case.errors[name] = error_of(case, function(*sets[0]), expected)
-
-
-def best_of_sweep(case: Case) -> str:
-    """Name of our fastest kernel among those that were measured beside the peers."""
-    own = [name for name in case.times if name not in ("cublas", "inductor", "autotune") and not name.startswith("sweep ")]
-    return min(own, key=case.median, default="")
+    case.errors["eager"] = error_of(epilogue.function(*sets[0]), expected)
+    for name in case.times:
+        results[0].fill_(torch.nan)
+        answer = sides[name](0)
+        if name != "cublas":
+            case.errors[name] = error_of(results[0] if name in own else answer, expected)  # type: ignore[arg-type]
 
 
 def processors() -> int:
     return torch.cuda.get_device_properties(0).multi_processor_count
 
 
-def compile_one(task: tuple[str, Configuration, tuple[int, ...], object]) -> str:
-    """In a process of its own: put one kernel into the cache; what went wrong, or nothing."""
-    from postlude.targets.cute import build
-
-    text, configuration, layout, target = task
-    try:
-        build.object_path(parse(text), 0, False, layout, configuration, target)  # type: ignore[arg-type]
-        if len(layout) > 1 and "%w1" in text:
-            build.object_path(parse(text), 0, True, layout, configuration, target)  # type: ignore[arg-type]
-    except Exception as error:
-        return f"{configuration}: {type(error).__name__}: {str(error).strip()[:300]}"
-    return ""
-
-
-def hide_gpu() -> None:
-    os.environ["CUDA_VISIBLE_DEVICES"] = ""
-
-
-def precompile(tasks: Sequence[tuple[str, Configuration]], jobs: int) -> None:
-    from postlude.targets.cute.launcher import target_of
-
+def compile_all(kernels: Sequence[tuple[Region, Configuration]], jobs: int) -> None:
+    """Put kernels for dense operands into the cache; for a pair, that for each order of its weights in memory."""
     target = target_of(torch.device("cuda", torch.cuda.current_device()))
-    full = []
-    for text, configuration in tasks:
-        region = parse(text)
+    special = []
+    for region, configuration in kernels:
         layout = (*(len(o.axes) - 1 for o in region.operands), 1)
-        full.append((text, configuration, layout, target))
+        one = Specialization(to_text(region), 0, False, layout, configuration, target)
+        special += [one, replace(one, reverse=True)] if len(region.contractions) > 1 else [one]
     start = time.perf_counter()
-    with ProcessPoolExecutor(jobs, multiprocessing.get_context("spawn"), hide_gpu) as pool:
-        faults = [fault for fault in pool.map(compile_one, full) if fault]
-    print(f"compiled {len(full) - len(faults)} kernels in {time.perf_counter() - start:.0f} s; target {target}", flush=True)
-    for fault in faults[:20]:
+    futures = ahead.submit(special, most=jobs)
+    wait(futures)
+    print(f"compiled {len(futures)} kernels in {time.perf_counter() - start:.0f} s; target {target}", flush=True)
+    for fault in sorted({future.result() for future in futures} - {""})[:20]:
         print("  did not compile:", fault, flush=True)
 
 
@@ -284,18 +237,22 @@ def host_overhead() -> dict[str, float]:
     case = Case("bias+gelu_tanh", 128, 256, 256)
     operands = make_operands(case, torch.Generator("cuda").manual_seed(0))
     result = torch.empty(case.m, case.n, device="cuda", dtype=torch.bfloat16)
+    leading = [operands[0].view(2, 64, -1), *operands[1:]], result.view(2, 64, -1)
     kernel = cute.load(case.region)
     function = EPILOGUES[case.epilogue].function
-    candidates: dict[str, Callable[[], object]] = {
-        "ours": lambda: kernel(*operands, result),
-        "eager": lambda: function(*operands),
-        "inductor": (lambda f: lambda: f(*operands))(compiled(function, None)),
-    }
+    inductor = compiled(function, None)
     kernel(*operands, result)
-    (call,) = next(iter(kernel._plans.values()))
-    candidates["ours, compiled function alone"] = lambda: call.function(*operands, result)
+    alone = next(iter(kernel._plans.values())).steps[0].compiled(False).function  # type: ignore[union-attr]
+    sides: dict[str, Callable[[], object]] = {
+        "ours": lambda: kernel.fast(*operands, result),
+        "ours, rows in two dimensions": lambda: kernel.fast(*leading[0], leading[1]),
+        "ours without the C extension": lambda: kernel(*operands, result),
+        "ours, compiled function alone": lambda: alone(*operands, result),
+        "eager": lambda: function(*operands),
+        "inductor": lambda: inductor(*operands),
+    }
     found = {}
-    for name, run in candidates.items():
+    for name, run in sides.items():
         times = []
         for _ in range(30):
             torch.cuda.synchronize()
@@ -308,85 +265,104 @@ def host_overhead() -> dict[str, float]:
     return found
 
 
-def report(cases: Sequence[Case], host: dict[str, float]) -> None:
-    """The table, and the means that the bars are about."""
-    columns = ("cublas", "inductor", "autotune", "chosen", "best")
-    print("\nmicroseconds; errors relative to the largest result")
-    print(f"{'case':36s}" + "".join(f"{c:>9s}" for c in columns) + " best/cublas peer/best    error    eager  best configuration")
-    means: dict[str, list[float]] = {"best / cublas": [], "chosen / cublas": [], "best peer / best": [], "best peer / chosen": []}
+def ratios(case: Case) -> dict[str, float]:
+    """The ratios that the bars are about, and those of the best that was measured."""
+    peer = min((case.of(name) for name in ("inductor", "autotune") if name in case.times), default=math.nan)
+    cublas, chosen, best = case.of("cublas"), case.of("chosen"), case.of(case.best())
+    return {
+        "chosen / cublas": chosen / cublas,
+        "peer / chosen": peer / chosen,
+        "best / cublas": best / cublas,
+        "peer / best": peer / best,
+    }
+
+
+def report(cases: Sequence[Case], host: Mapping[str, float]) -> None:
+    """The table, and the means that the bars are about: over all epilogues but `plain`, which has none."""
+    columns = ("cublas", "inductor", "autotune", "triton", "chosen", "best")
+    print("\nmicroseconds; errors relative to the largest result; the peer is the faster of Inductor's two")
+    print(f"{'case':34s}" + "".join(f"{c:>9s}" for c in columns) + " chosen/cublas peer/chosen   error   eager  chosen, best")
     for case in cases:
-        best = best_of_sweep(case)
-        times = {c: case.median(best if c == "best" else c) for c in columns}
-        peer = min((times[n] for n in ("inductor", "autotune") if n in case.times), default=math.nan)
-        ratios = (
-            times["best"] / times["cublas"],
-            times["chosen"] / times["cublas"],
-            peer / times["best"],
-            peer / times["chosen"],
+        best = case.best()
+        row = "".join(f"{case.of(best if c == 'best' else c):9.1f}" for c in columns)
+        ratio = ratios(case)
+        told = case.chosen + (f", {best}" if best != "chosen" else "")
+        print(
+            f"{case.title:34s}{row}{ratio['chosen / cublas']:14.3f}{ratio['peer / chosen']:12.3f}"
+            f"{case.errors.get('chosen', math.nan):8.5f}{case.errors['eager']:8.5f}  {told}"
         )
-        if case.epilogue != "plain":
-            for values, ratio in zip(means.values(), ratios, strict=True):
-                values.append(ratio)
-        errors = f"{case.errors.get(best, math.nan):9.5f}{case.errors['eager']:9.5f}"
-        row = "".join(f"{times[c]:9.1f}" for c in columns)
-        print(f"{case.title:36s}{row}{ratios[0]:12.3f}{ratios[2]:10.3f}{errors}  {best if best != 'chosen' else case.heuristic}")
-    for label, values in means.items():
-        if known := [value for value in values if not math.isnan(value)]:
-            print(f"geometric mean of {label}: {statistics.geometric_mean(known):.3f} over {len(known)} cases")
-    spreads = [case.spread(n) / case.median(n) for case in cases for n in case.times if not n.startswith("sweep ")]
+    counted = [case for case in cases if case.epilogue != "plain"]
+    for label in ratios(cases[0]) if counted else ():
+        if known := [ratio for case in counted if not math.isnan(ratio := ratios(case)[label])]:
+            extremes = f"{min(known):.3f} to {max(known):.3f}"
+            print(f"geometric mean of {label}: {statistics.geometric_mean(known):.3f}, {extremes}, {len(known)} cases")
+    spreads = [t.spread for case in cases for t in case.times.values()]
     print(f"spread of a time (interquartile range / median): median {statistics.median(spreads):.3f}, largest {max(spreads):.3f}")
     print("host time per call, microseconds:", ", ".join(f"{name} {value:.1f}" for name, value in host.items()))
     for failure in sorted({f"{name}: {text}" for case in cases for name, text in case.failures.items()})[:12]:
         print("failed:", failure)
 
 
+#: What a sweep may try beside tiles, clusters and orientation.
+VARIANTS = (
+    *({"swizzle": swizzle} for swizzle in (1, 4, 16)),
+    *({"raster": raster} for raster in ("m", "n")),
+    *({"tile_k": tile_k} for tile_k in (32, 128)),
+    *({"cluster_m": m, "cluster_n": n} for m, n in ((2, 2), (4, 1), (1, 4))),
+)
+
+
+def candidates(case: Case, sweep: int, variants: bool) -> list[Configuration]:
+    """The configuration that is chosen, those expected to be fastest after it, and variants of the chosen one."""
+    capability = torch.cuda.get_device_capability()
+    every = cute.candidates(case.region, case.m, case.n, case.k, capability, processors())
+    found = every[: max(sweep, 1)]
+    if variants:
+        found += [replace(every[0], **variant) for variant in VARIANTS]  # type: ignore[arg-type]
+    return list(dict.fromkeys(found))
+
+
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])  # type: ignore[union-attr]
-    parser.add_argument("--epilogues", default=",".join(EPILOGUES), help="comma-separated: " + ", ".join(EPILOGUES))
-    parser.add_argument("--m", default=",".join(map(str, M)))
-    parser.add_argument("--nk", default=",".join(f"{n}x{k}" for n, k in NK))
-    parser.add_argument("--peers", default="cublas,inductor", help="of cublas, inductor, autotune (slow to compile)")
-    parser.add_argument(
-        "--sweep", type=int, default=0, metavar="N", help="measure the N configurations that are expected to be best"
+    options = parser(__doc__.splitlines()[0])  # type: ignore[union-attr]
+    options.add_argument("--epilogues", default=",".join(EPILOGUES), help="comma-separated: " + ", ".join(EPILOGUES))
+    options.add_argument("--m", default=",".join(map(str, M)))
+    options.add_argument("--nk", default=",".join(f"{n}x{k}" for n, k in NK))
+    options.add_argument("--peers", default="cublas,inductor", help="of " + ", ".join(PEERS))
+    options.add_argument("--sweep", type=int, default=0, metavar="N", help="measure the N configurations expected to be fastest")
+    options.add_argument(
+        "--variants", action="store_true", help="and variants of the chosen one: swizzle, raster, depth, clusters"
     )
-    parser.add_argument("--rounds", type=int, default=15)
-    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
-    parser.add_argument("--out", help="write everything that was measured here, as JSON")
-    parser.add_argument("--seconds", type=float, default=math.inf, help="start no case after this many seconds")
-    arguments = parser.parse_args()
+    options.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="processes that compile")
+    options.add_argument("--seconds", type=float, default=math.inf, help="start no case after this many seconds")
+    options.add_argument("--autotune-seconds", type=float, default=math.inf, help="autotune nothing after this many seconds")
+    arguments = options.parse_args()
     begin = time.perf_counter()
     if reason := cute.unavailable():
         sys.exit(f"the cute target can't be used here: {reason}")
-    arguments.peers = arguments.peers.split(",")
     cases = [
         Case(epilogue, m, *map(int, nk.split("x")))
         for nk in arguments.nk.split(",")
         for m in map(int, arguments.m.split(","))
         for epilogue in arguments.epilogues.split(",")
     ]
-    capability = torch.cuda.get_device_capability()
-    swept = {
-        case.title: cute.candidates(case.region, case.m, case.n, case.k, capability, processors())[: arguments.sweep]
-        for case in cases
-    }
-    chosen = {case.title: cute.candidates(case.region, case.m, case.n, case.k, capability, processors())[0] for case in cases}
-    tasks = {(EPILOGUES[c.epilogue].region, conf) for c in cases for conf in (*swept[c.title], chosen[c.title])}
-    precompile(sorted(tasks, key=str), arguments.jobs)
+    swept = {case.title: candidates(case, arguments.sweep, arguments.variants) for case in cases}
+    compile_all([(case.region, configuration) for case in cases for configuration in swept[case.title]], arguments.jobs)
     print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}, {processors()} SMs", flush=True)
     host = host_overhead()
-    done = []
+    print(host, flush=True)
+    done: list[Case] = []
     for case in cases:
-        if time.perf_counter() - begin > arguments.seconds:
+        now = time.perf_counter() - begin
+        if now > arguments.seconds:
             print(f"out of time before {case.title}", flush=True)
             break
-        run_case(case, arguments, swept[case.title])
+        peers = [p for p in arguments.peers.split(",") if p != "autotune" or now < arguments.autotune_seconds]
+        case.chosen = str(swept[case.title][0])
+        run_case(case, peers, swept[case.title] if arguments.sweep or arguments.variants else (), arguments.rounds)
         done.append(case)
-        best = best_of_sweep(case)
-        shown = ", ".join(f"{name} {case.median(name):.1f}" for name in ("cublas", "inductor", "autotune", "chosen", best))
-        print(f"[{time.perf_counter() - begin:4.0f} s] {case.title}: {shown}; chosen is {case.heuristic}", flush=True)
-        if arguments.out:
-            with open(arguments.out, "w") as file:
-                json.dump({"host": host, "cases": [vars(c) for c in done]}, file)
+        shown = ", ".join(f"{name} {t.microseconds:.1f}" for name, t in case.times.items())
+        print(f"[{time.perf_counter() - begin:4.0f} s] {case.title}: {shown}; chosen is {case.chosen}", flush=True)
+        save(arguments.out, {"host": host, "cases": [asdict(c) for c in done]})
         torch.cuda.empty_cache()
     report(done, host)
 

@@ -16,7 +16,7 @@ import torch
 from torch._guards import TracingContext
 from torch._inductor import custom_graph_pass
 from torch._inductor.custom_graph_pass import CustomGraphPass
-from torch.fx import Graph, GraphModule
+from torch.fx import Graph, GraphModule, Node
 
 from postlude import runtime
 from postlude.capture import Captured, capture
@@ -54,7 +54,7 @@ class RegionPass(_Aware):
         captured: list[Captured] = capture(graph, self.options.capture_settings(), judge_for(self.options))
         for one in captured:
             if one.region and one.node:
-                runtime.submit(one.device, to_text(one.region))
+                runtime.submit(one.device, to_text(one.region), _values(one.node))
                 if self.options.freeze and is_inference:
                     weights = one.node.meta[WEIGHTS]
                     # Inductor's own freezing makes constants of weights: nobody expects a later change to be seen.
@@ -87,6 +87,12 @@ def source_digest() -> str:
             digest.update(path.relative_to(root).as_posix().encode())
             digest.update(path.read_bytes())
     return digest.hexdigest()
+
+
+def _values(node: Node) -> list[torch.Tensor]:
+    """The fake operands and results of an op's node."""
+    results = node.meta["val"]
+    return [*(operand.meta["val"] for operand in node.args[1]), *(results if isinstance(results, tuple) else (results,))]  # type: ignore[union-attr]
 
 
 def _targets() -> dict[str, list[str]]:

@@ -3,6 +3,7 @@
 import sys
 import threading
 import warnings
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -41,10 +42,18 @@ def prepare(device: str, dtype: torch.dtype) -> None:
         launcher.submit(DTYPE_NAMES[dtype])
 
 
-def submit(device: str, program: str) -> None:
-    """Start compiling in the background: the kernel will be wanted soon."""
+def submit(device: str, program: str, tensors: Sequence[Tensor] = ()) -> None:
+    """Start compiling in the background: the kernel will be wanted soon.
+
+    `tensors` are the operands and the results, fake ones, by which kernels for GPUs are chosen. Nothing that goes wrong here is
+    an error: whoever calls the kernel meets it again.
+    """
     if target_of(device, program) == "cpp":
         cpp.submit(region_of(program))
+    elif device == "cuda" and tensors:
+        from postlude.select.rows import submit
+
+        submit(region_of(program), serving(device, region_of(program)), tensors)
 
 
 def target_of(device: str, program: str) -> str:

@@ -32,10 +32,14 @@ def test_training(name: str) -> None:
     gradients = []
     for run in (model, torch.compile(model, backend="postlude", options={"fuse_all": True})):
         model.zero_grad()
-        first_output(run(**inputs)).float().square().mean().backward()
+        output = first_output(run(**inputs)).float()
+        # A random direction: the mean square of a normalised output has hardly any gradient.
+        direction = torch.randn(output.shape, generator=torch.Generator().manual_seed(1)).cuda()
+        (output * direction).sum().backward()
         gradients.append({n: p.grad.clone() for n, p in model.named_parameters() if p.grad is not None})
     eager, ours = gradients
     assert eager.keys() <= ours.keys()  # compiled code gives zeros where eager gives no gradient
+    scale = max(float(gradient.float().norm()) for gradient in eager.values())
     for key, wanted in eager.items():
-        distance = (ours[key] - wanted).float().norm() / wanted.float().norm().clamp_min(1e-3)
-        assert float(distance) < 0.1, key
+        distance = float((ours[key] - wanted).float().norm())
+        assert distance <= 0.05 * float(wanted.float().norm()) + 1e-3 * scale, key

@@ -1,5 +1,6 @@
 """Which kernel a call on a GPU goes to: decided for each shape, by its rows, so that one graph serves every batch size."""
 
+import logging
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -8,7 +9,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._subclasses.fake_tensor import unset_fake_temporarily
 
+from postlude.capture.sizes import hint
 from postlude.errors import KernelBuildError
 from postlude.ir import Apply, Region
 from postlude.targets import aten
@@ -47,10 +50,6 @@ class ByRows(PlannedKernel):
         self.region = region
         self.names = names
         self.few = few_rows(region)
-        self.left = region.operand_index[region.contractions[0].left]
-        rows_last = region.operands[self.left].axes[-1] == "m"
-        #: The dimensions of the left operand that are rows of one product.
-        self.rows = slice(-1, None) if rows_last else slice(-2, -1) if region.batched else slice(None, -1)
         #: Whether float32 is multiplied, which plans of the kernels may do in several ways.
         self.float32 = any(region.operands[region.operand_index[c.right]].dtype == torch.float32 for c in region.contractions)
         self.kernels: dict[str, PlannedKernel | None] = {}
@@ -63,7 +62,7 @@ class ByRows(PlannedKernel):
 
     def plan(self, tensors: Sequence[Tensor]) -> Launch:
         """The plan of the first kernel that takes these tensors."""
-        rows = prod(tensors[self.left].shape[self.rows])
+        rows = prod(_rows(self.region, tensors))
         order = [name for name in (FEW if rows <= self.few else MANY) if name in self.names]
         for position, name in enumerate(order):
             try:
@@ -86,6 +85,35 @@ class ByRows(PlannedKernel):
         """A launch of ATen's calls."""
         count = len(self.region.operands)
         aten.run(self.region, tensors[:count], tensors[count:])
+
+
+def _rows(region: Region, tensors: Sequence[Tensor]) -> Sequence[Any]:
+    """The sizes of those dimensions of the left operand that are rows of one product."""
+    left = region.operand_index[region.contractions[0].left]
+    rows_last = region.operands[left].axes[-1] == "m"
+    rows = slice(-1, None) if rows_last else slice(-2, -1) if region.batched else slice(None, -1)
+    return tensors[left].shape[rows]
+
+
+def submit(region: Region, names: Sequence[str], tensors: Sequence[Tensor]) -> None:
+    """Start compiling in the background what calls with tensors like these will need; operands and results, fake ones.
+
+    Only CuTe's kernels are worth it: Triton's are compiled in a fraction of the time.
+    """
+    order = [name for name in MANY if name in names]
+    rows = _rows(region, tensors)
+    vary = not all(isinstance(size, int) for size in rows)
+    if order[:1] != ["cute"] or (not vary and prod(rows) <= few_rows(region)):
+        return
+    with unset_fake_temporarily():
+        like = [
+            torch.empty_strided([hint(s) for s in t.shape], [hint(s) for s in t.stride()], dtype=t.dtype, device="meta")
+            for t in tensors
+        ]
+    try:
+        target("cute").submit(region, like, tensors[0].device, rows_vary=vary)  # type: ignore[attr-defined]
+    except Exception as error:  # the first call meets it again, with all that can be said about it
+        logging.getLogger(__name__).debug("not compiled ahead: %s", error)
 
 
 @dataclass(frozen=True)

@@ -6,13 +6,16 @@ look it up, in C (plans.c) where that can be had.
 
 import threading
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
 from postlude.targets import plans
+
+T = TypeVar("T")
 
 #: Launches kernels on the current stream, given the pointers of all tensors and the tensors. False says that these pointers
 #: can't be taken after all, and that nothing was done. Where it has a method `native`, that gives, for these pointers, what
@@ -24,6 +27,16 @@ _MOST_PLANS = 4096
 
 #: Bytes to which kernels want pointers aligned; one that is aligned less is part of what a plan is made for.
 ALIGNMENT = 16
+
+
+def elsewhere(function: Callable[[], T]) -> T:
+    """Call a function in a thread of its own, and wait for it.
+
+    Inductor records CUDA graphs with what the calling thread allocates in the graph's own pool, and refuses memory there that
+    outlives the call. What another thread allocates is not meant.
+    """
+    with ThreadPoolExecutor(1) as thread:
+        return thread.submit(function).result()
 
 
 class PlannedKernel:

@@ -264,7 +264,7 @@ def test_exit_does_not_wait_for_kernels_nobody_called(tmp_path: Path) -> None:
 def test_progress_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
     shown: list[int] = []
     monkeypatch.setattr(build, "PATIENCE", 0.0)
-    monkeypatch.setattr(build, "_show", lambda futures: shown.append(len(futures)))
+    monkeypatch.setattr(build, "_show", lambda futures, _: shown.append(len(futures)))
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
     build.build_many([source(number) for number in range(40, 43)])
     assert shown == [3]

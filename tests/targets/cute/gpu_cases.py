@@ -30,6 +30,8 @@ CONFIGURATIONS = (
     Configuration(128, 160, 2, 1, pingpong=True),
     Configuration(192, 128, 1, 2, pingpong=True, swapped=True),
     Configuration(64, 256, 1, 1, pingpong=True, raster="n", swizzle=4),
+    Configuration(128, 64, 1, 2, pingpong=True),
+    Configuration(64, 64, 2, 1, pingpong=True),
 )
 
 
@@ -48,10 +50,12 @@ def check(region: Region, operands: list[Tensor], configuration: Configuration |
     """Run the kernel and compare; returns the errors, raises AssertionError."""
     assert cute.fits(region, operands) is None, cute.fits(region, operands)
     results = allocate_results(region, operands)
-    for result in results:
-        result.fill_(torch.nan)
-    assert cute.load(region, configuration)(*operands, *results)
-    torch.cuda.synchronize()
+    kernel = cute.load(region, configuration)
+    for _ in range(2):  # planned and launched by Python, then from C
+        for result in results:
+            result.fill_(torch.nan)
+        assert kernel.fast(*operands, *results)
+        torch.cuda.synchronize()
     exact = evaluate(region, operands, arithmetic=torch.float64, rounded=False)
     single = evaluate(region, operands)
     said = []
@@ -204,6 +208,46 @@ def _op_program(names: tuple[str, ...], short: str) -> str:
     )
 
 
+def native_cases() -> Iterator[tuple[str, Callable[[], str]]]:
+    """Calls that are launched from C: they must run, on the current stream, and not fall back to Python."""
+
+    def not_by_python() -> str:
+        region = CATALOGUE["swiglu"]
+        operands = operands_of(region, 128, 256, 256)
+        results = allocate_results(region, operands)
+        kernel = cute.load(region)
+        kernel.fast(*operands, *results)
+        torch.cuda.synchronize()
+        expected = [result.clone() for result in results]
+        kernel._planned = None  # type: ignore[method-assign,assignment]
+        for result in results:
+            result.zero_()
+        assert kernel.fast(*operands, *results)
+        torch.cuda.synchronize()
+        assert all(torch.equal(result, wanted) for result, wanted in zip(results, expected, strict=True))
+        return "launched"
+
+    def on_another_stream() -> str:
+        region = CATALOGUE["gelu_tanh"]
+        operands = operands_of(region, 4096, 4096, 4096)
+        results = allocate_results(region, operands)
+        kernel = cute.load(region)
+        kernel.fast(*operands, *results)
+        torch.cuda.synchronize()
+        expected = results[0].clone()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):  # a launch on any other stream would break the capture
+            kernel.fast(*operands, *results)
+        results[0].zero_()
+        graph.replay()
+        torch.cuda.synchronize()
+        assert torch.equal(results[0], expected)
+        return "captured"
+
+    yield "from C, not by Python", not_by_python
+    yield "from C on the stream of a capture", on_another_stream
+
+
 def self_test() -> str:
     """The check at first use, which raises where a version of the packages compiles wrong kernels."""
     toolchain.check(torch.device("cuda", torch.cuda.current_device()))
@@ -212,6 +256,7 @@ def self_test() -> str:
 
 def all_cases() -> Iterator[tuple[str, Callable[[], str]]]:
     yield "self-test", self_test
+    yield from native_cases()
     yield from catalogue_cases()
     yield from stride_cases()
     yield from misfit_cases()

@@ -45,10 +45,10 @@ def precision() -> Iterator[Callable[[str], None]]:
     matmul.fp32_precision = before
 
 
-@pytest.mark.parametrize("fixed", [False, True])
-def test_equal_calls_are_planned_once_and_misaligned_ones_anew(planned: list[int], fixed: bool) -> None:
+@pytest.mark.parametrize("fast", [False, True])
+def test_equal_calls_are_planned_once_and_misaligned_ones_anew(planned: list[int], fast: bool) -> None:
     kernel = triton.load(LINEAR, GEMM)
-    call: Callable[..., bool] = kernel.fixed() if fixed else kernel
+    call: Callable[..., bool] = kernel.fast if fast else kernel
     w, b = random(20, 32), random(20)
     flat = random(3 * 32 + 16)
     for offset, plans in ((0, 1), (4, 1), (1, 2), (0, 2), (8, 2), (5, 2), (2, 3), (1, 3)):

@@ -197,7 +197,7 @@ def build(source: str, *, isa: Isa | None = None) -> Path:
 def build_many(sources: Sequence[str], *, isa: Isa | None = None) -> list[Path]:
     """The paths of the objects compiled from `sources`, in order. The first error is raised."""
     futures = [submit(source, isa=isa) for source in sources]
-    _wait(futures)
+    wait_for(futures)
     return [future.result() for future in futures]
 
 
@@ -206,8 +206,8 @@ def build_many(sources: Sequence[str], *, isa: Isa | None = None) -> list[Path]:
 _progress_lock = threading.Lock()
 
 
-def _wait(futures: Sequence["Future[Path]"]) -> None:
-    """Wait for all; on a terminal, and only if it takes long, with one line that shows progress."""
+def wait_for(futures: "Sequence[Future[Any]]", shown: "Sequence[Future[Any]] | None" = None) -> None:
+    """Wait for all; on a terminal, and only if it takes long, with one line that shows progress, of `shown` if given."""
     _, missing = wait(futures, timeout=PATIENCE)
     if not missing:
         return
@@ -215,22 +215,23 @@ def _wait(futures: Sequence["Future[Path]"]) -> None:
         wait(futures)
         return
     try:
-        _show(set(futures))
+        _show(set(futures), set(futures if shown is None else shown))
     finally:
         _progress_lock.release()
 
 
-def _show(futures: "set[Future[Path]]") -> None:
+def _show(futures: "set[Future[Any]]", shown: "set[Future[Any]] | None" = None) -> None:
+    shown = shown or futures
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
     columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
-        task = progress.add_task("Compiling kernels", total=len(futures))
+        task = progress.add_task("Compiling kernels", total=len(shown))
         missing = futures
         while missing:
             _, missing = wait(missing, timeout=0.2)
-            progress.update(task, completed=len(futures) - len(missing))
+            progress.update(task, completed=sum(future.done() for future in shown))
 
 
 # The library of microkernels -------------------------------------------------------------------------------------------

@@ -9,6 +9,8 @@ operands.py        epilogue operands that QuACK has no op for
 tracing.py         how tensors come to a GEMM while it is traced
 configurations.py  tiles and clusters, and which to take
 build.py           source -> compiled object, through the content-addressed cache
+ahead.py           the same ahead of time, in processes of their own
+worker.py          such a process
 launcher.py        compiled objects -> callable
 toolchain.py       whether all this can be used here
 
@@ -19,6 +21,7 @@ from collections.abc import Sequence
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
+import torch
 from torch import Tensor
 
 from postlude.ir import Region
@@ -28,7 +31,7 @@ from postlude.targets.cute.toolchain import unavailable
 if TYPE_CHECKING:
     from postlude.targets.cute.launcher import Kernel
 
-__all__ = ["Configuration", "candidates", "fits", "load", "source", "unavailable", "unsupported"]
+__all__ = ["Configuration", "candidates", "fits", "load", "source", "submit", "unavailable", "unsupported"]
 
 
 @lru_cache(maxsize=1024)
@@ -61,13 +64,24 @@ def fits(region: Region, operands: Sequence[Tensor]) -> str | None:
     return fits(region, operands)
 
 
+def submit(region: Region, tensors: Sequence[Tensor], device: torch.device, *, rows_vary: bool) -> None:
+    """Start compiling in the background for operands and results like these; see `launcher.submit`."""
+    from postlude.targets.cute.launcher import submit
+    from postlude.targets.cute.toolchain import prepare
+
+    prepare(device)
+    submit(region, tensors, device, rows_vary=rows_vary)
+
+
 def candidates(region: Region, m: int, n: int, k: int, capability: tuple[int, int], processors: int = 132) -> list[Configuration]:
-    """Configurations worth trying for a Region's first group, the one expected to be fastest first."""
-    from postlude.targets.cute.configurations import Problem, ranked
+    """Configurations worth measuring for a Region's first group: the one that is chosen, then by expected time."""
+    from postlude.targets.cute.configurations import Problem, choose, ranked
     from postlude.targets.cute.form import forms
 
     paired = forms(region)[0].paired
-    return ranked(Problem(m, n * (2 if paired else 1), k, paired=paired), capability[0], processors)
+    problem = Problem(m, n * (2 if paired else 1), k, paired=paired)
+    every = [choose(problem, capability[0], processors), *ranked(problem, capability[0], processors)]
+    return list(dict.fromkeys(every))
 
 
 def load(region: Region, configuration: Configuration | None = None) -> "Kernel":

@@ -20,6 +20,7 @@ from typing import Any
 from postlude import cache
 from postlude.ir import Region
 from postlude.ir.region import DTYPE_NAMES
+from postlude.op import region_of
 from postlude.targets.cute import codegen
 from postlude.targets.cute.configurations import Configuration
 from postlude.targets.cute.form import Argument, Form, forms
@@ -59,6 +60,45 @@ _lock = threading.Lock()
 
 
 @dataclass(frozen=True)
+class Specialization:
+    """One kernel, with all that its object is special to.
+
+    Attributes:
+        program: the Region's text.
+        index: of the group.
+        reverse: for a pair: whether its second right operand lies below the first.
+        layout: where each tensor's elements lie behind each other.
+        configuration: tiles and clusters.
+        target: what it is compiled for.
+    """
+
+    program: str
+    index: int
+    reverse: bool
+    layout: Layout
+    configuration: Configuration
+    target: Target
+
+    @property
+    def region(self) -> Region:
+        """The program."""
+        return region_of(self.program)
+
+    @lru_cache(maxsize=4096)  # noqa: B019 (a plain value: equal ones are one entry)
+    def key(self) -> str:
+        """Names the object in the cache."""
+        parts = {
+            "source": codegen.generate(self.region, self.reverse),
+            "group": self.index,
+            "layout": self.layout,
+            "configuration": asdict(self.configuration),
+            "target": asdict(self.target),
+            "toolchain": _toolchain(),
+        }
+        return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
+
+
+@dataclass(frozen=True)
 class Compiled:
     """A compiled kernel.
 
@@ -73,33 +113,24 @@ class Compiled:
     module: Any
 
 
-def load(region: Region, index: int, reverse: bool, layout: Layout, configuration: Configuration, target: Target) -> Compiled:
-    """The compiled kernel of a Region's group."""
+def load(kernel: Specialization) -> Compiled:
+    """The compiled kernel, from the cache if it is there, or soon will be."""
     import cutlass.cute as cute
 
-    path = object_path(region, index, reverse, layout, configuration, target)
-    module = cute.runtime.load_module(str(path), enable_tvm_ffi=True)
+    from postlude.targets.cute import ahead
+
+    ahead.wait(kernel)
+    module = cute.runtime.load_module(str(object_path(kernel)), enable_tvm_ffi=True)
     return Compiled(module[_FUNCTION], module.engine.lookup(f"__tvm_ffi_{_FUNCTION}"), module)
 
 
-def object_path(region: Region, index: int, reverse: bool, layout: Layout, configuration: Configuration, target: Target) -> Path:
+def object_path(kernel: Specialization) -> Path:
     """The object file of a kernel, compiled if it is not in the cache."""
-    source = codegen.generate(region, reverse)
-    parts = {
-        "source": source,
-        "group": index,
-        "layout": layout,
-        "configuration": asdict(configuration),
-        "target": asdict(target),
-        "toolchain": _toolchain(),
-    }
-    key = hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
 
     def build(folder: Path) -> None:
-        compiled = compile_kernel(region, index, reverse, layout, configuration, target)
-        compiled.export_to_c(object_file_path=str(folder / _OBJECT), function_name=_FUNCTION)
+        compile_kernel(kernel).export_to_c(object_file_path=str(folder / _OBJECT), function_name=_FUNCTION)
 
-    return cache.default().get_or_build(key, build) / _OBJECT
+    return cache.default().get_or_build(kernel.key(), build) / _OBJECT
 
 
 @lru_cache
@@ -112,25 +143,18 @@ def _toolchain() -> dict[str, str]:
     return versions | {"traced": hashlib.sha256(text).hexdigest()}
 
 
-def compile_kernel(
-    region: Region,
-    index: int,
-    reverse: bool,
-    layout: Layout,
-    configuration: Configuration,
-    target: Target,
-    options: str = "",
-) -> Any:
-    """Trace and compile the kernel of a group; needs no GPU. One at a time: the compiler is not safe under threads."""
+def compile_kernel(kernel: Specialization, options: str = "") -> Any:
+    """Trace and compile a kernel; needs no GPU. One at a time: the compiler is not safe under threads."""
     import cutlass.cute as cute
 
-    form = forms(region, reverse)[index]
+    region, target = kernel.region, kernel.target
+    form = forms(region, kernel.reverse)[kernel.index]
     with _lock:
-        module = import_module(codegen.generate(region, reverse))
+        module = import_module(codegen.generate(region, kernel.reverse))
         suffix = codegen.suffix_of(region, form)
-        gemm = _gemm(getattr(module, f"epilogue{suffix}"), form, configuration, target)
+        gemm = _gemm(getattr(module, f"epilogue{suffix}"), form, kernel.configuration, target)
         stream = cute.runtime.make_fake_stream(use_tvm_ffi_env_stream=True)
-        arguments = _fake_arguments(form, layout)
+        arguments = _fake_arguments(form, kernel.layout)
         options = f"--enable-tvm-ffi --gpu-arch={target.architecture} {options}".strip()
         return cute.compile(getattr(module, f"launch{suffix}"), gemm, *arguments, stream, options=options)
 

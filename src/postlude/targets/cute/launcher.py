@@ -4,22 +4,22 @@ The compiled functions check every tensor again (type, sizes, strides, alignment
 with is described once, when a call is planned; after that only pointers change (plans.c).
 """
 
-from collections.abc import Callable, Sequence
-from functools import lru_cache, partial
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import lru_cache
 from math import prod
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from postlude.errors import KernelBuildError
-from postlude.ir import Region
+from postlude.ir import Region, to_text
 from postlude.targets import plans
 from postlude.targets.aten.interpreter import axis_sizes, batch_shape
 from postlude.targets.cpp.launcher import DLPACK
-from postlude.targets.cute import build, toolchain
-from postlude.targets.cute.build import Compiled, Target
-from postlude.targets.cute.configurations import Configuration, Problem, choose
+from postlude.targets.cute import ahead, build, toolchain
+from postlude.targets.cute.build import Compiled, Specialization, Target
+from postlude.targets.cute.configurations import Configuration, Problem, choose, shortlist
 from postlude.targets.cute.form import Argument, Form, forms
 from postlude.targets.planned import Launch, PlannedKernel
 
@@ -59,27 +59,61 @@ class Kernel(PlannedKernel):
     def _step(self, index: int, form: Form, tensors: Sequence[Tensor]) -> "_Step":
         """The kernel of one group."""
         views = arrange(self.region, form, tensors)
-        layout = tuple(unit for _, unit in views)
         target = target_of(tensors[0].device)
-        configuration = self.configuration or choose(problem(self.region, form, tensors), target.major, target.clusters[0])
-        load = partial(_load, self.region, index, layout=layout, configuration=configuration, target=target)
-        arguments = [_Given(a, tensors[a.position], view) for a, (view, _) in zip(form.arguments, views, strict=True)]
-        step = _Step(load, arguments, _pair(form) if form.paired else None)
-        step.compiled(form.paired and step.reversed([tensor.data_ptr() for tensor in tensors]))
+        configuration = self.configuration or _choose(self.region, form, tensors, target)
+        special = _specialization(self.region, index, views, configuration, target)
+        given = [_Given(a, tensors[a.position], view) for a, (view, _) in zip(form.arguments, views, strict=True)]
+        step = _Step(special, given, _pair(form) if form.paired else None)
+        step.compiled(step.reversed([tensor.data_ptr() for tensor in tensors]))
         return step
 
 
-def _load(region: Region, index: int, reverse: bool, **what: Any) -> Compiled:
+def submit(region: Region, tensors: Sequence[Tensor], device: torch.device, *, rows_vary: bool) -> None:
+    """Start compiling for tensors like these, which may be of the `meta` device. What doesn't fit is left to other targets.
+
+    Args:
+        region: the program.
+        tensors: operands and results.
+        device: the GPU.
+        rows_vary: whether calls may have other numbers of rows: then kernels for those are compiled too, after the others.
+    """
+    target = target_of(device)
+    for index, form in enumerate(forms(region)):
+        try:
+            views = arrange(region, form, tensors)
+        except OperandsDoNotFit:
+            return
+        sizes = problem(region, form, tensors)
+        first = choose(sizes, target.major, target.clusters[0])
+        others = shortlist(sizes.n, sizes.k, sizes.paired, target.major, target.clusters[0]) if rows_vary else ()
+        kernels = [_specialization(region, index, views, c, target) for c in (first, *(c for c in others if c != first))]
+        ahead.submit(kernels[:1])
+        # Which weight of a pair lies lower is seen at the first call: usually the first.
+        turned = [replace(kernel, reverse=True) for kernel in kernels] if form.paired else []
+        ahead.submit([*turned[:1], *kernels[1:], *turned[1:]], later=True)
+
+
+def _choose(region: Region, form: Form, tensors: Sequence[Tensor], target: Target) -> Configuration:
+    return choose(problem(region, form, tensors), target.major, target.clusters[0])
+
+
+def _specialization(
+    region: Region, index: int, views: "Sequence[tuple[View, int | None]]", configuration: Configuration, target: Target
+) -> Specialization:
+    return Specialization(to_text(region), index, False, tuple(unit for _, unit in views), configuration, target)
+
+
+def _load(special: Specialization) -> Compiled:
     """A compiled kernel.
 
     Raises:
         KernelBuildError: whatever the compiler raised, with the generated source.
     """
     try:
-        return build.load(region, index, reverse, **what)
+        return build.load(special)
     except Exception as error:
-        where = build.source_path(region, reverse)
-        command = f"cute.compile for {what['target'].architecture}, {what['configuration']}"
+        where = build.source_path(special.region, special.reverse)
+        command = f"cute.compile for {special.target.architecture}, {special.configuration}"
         raise KernelBuildError(str(where), command, f"{type(error).__name__}: {str(error)[:2000]}") from error
 
 
@@ -104,8 +138,8 @@ class _Step:
     A pair's kernel reads both weights as one tensor, from the one that lies lower: there are two kernels, by their order.
     """
 
-    def __init__(self, load: Callable[[bool], Compiled], given: Sequence[_Given], pair: tuple[int, int] | None) -> None:
-        self.load = load
+    def __init__(self, special: Specialization, given: Sequence[_Given], pair: tuple[int, int] | None) -> None:
+        self.special = special
         self.given = given
         self.pair = pair
         self._compiled: dict[bool, Compiled] = {}
@@ -113,7 +147,7 @@ class _Step:
     def compiled(self, reverse: bool) -> Compiled:
         """The kernel, compiled when it is first needed."""
         if reverse not in self._compiled:
-            self._compiled[reverse] = self.load(reverse)
+            self._compiled[reverse] = _load(replace(self.special, reverse=reverse))
         return self._compiled[reverse]
 
     def reversed(self, pointers: Sequence[int]) -> bool:
@@ -191,7 +225,7 @@ def arrange(region: Region, form: Form, tensors: Sequence[Tensor]) -> list[tuple
 
 def _arrange_one(argument: Argument, tensor: Tensor, sizes: dict[str, int]) -> tuple[View, int | None]:
     where = f"%{argument.name}" if argument.kind != "result" else argument.name
-    if tensor.device.type != "cuda":
+    if tensor.device.type not in ("cuda", "meta"):
         raise OperandsDoNotFit(f"{where} is on {tensor.device}")
     if tensor.dtype != argument.dtype:
         raise OperandsDoNotFit(f"{where} is {tensor.dtype}, expected {argument.dtype}")
@@ -241,7 +275,7 @@ def _check_pair(form: Form, tensors: Sequence[Tensor]) -> None:
     first, second = (tensors[position] for position in _pair(form))
     if first.stride() != second.stride():
         raise OperandsDoNotFit(f"the right operands of a pair have different strides, {first.stride()} and {second.stride()}")
-    if not 0 < abs(first.data_ptr() - second.data_ptr()) < _STRIDE_LIMIT:
+    if not first.is_meta and not 0 < abs(first.data_ptr() - second.data_ptr()) < _STRIDE_LIMIT:
         raise OperandsDoNotFit("the right operands of a pair are the same memory, or too far from each other")
 
 

@@ -3,12 +3,13 @@
 import importlib.metadata
 import importlib.util
 import warnings
-from functools import lru_cache
+from functools import lru_cache, partial
 
 import torch
 
 from postlude.errors import PostludeError
 from postlude.ir import parse
+from postlude.targets.planned import elsewhere
 
 #: Package -> versions that the kernels were checked with on a GPU.
 TESTED = {"nvidia-cutlass-dsl": ("4.7.1",), "quack-kernels": ("0.6.5",)}
@@ -58,14 +59,36 @@ def unavailable() -> str | None:
 
 
 @lru_cache
+def prepare(device: torch.device) -> None:
+    """Start compiling the self-test's kernel in the background."""
+    from postlude.targets.cute.launcher import submit
+
+    region = parse(_PROBE)
+    like = [
+        torch.empty([_PROBE_SIZES[axis] for axis in axes], dtype=dtype, device="meta")
+        for axes, dtype in [(o.axes, o.dtype) for o in region.operands] + [(y.axes, y.dtype) for y in region.yields]
+    ]
+    submit(region, like, device, rows_vary=False)
+
+
+_refused: dict[torch.device, bool] = {}
+
+
 def refused(device: torch.device) -> bool:
-    """Whether the self-test failed on a device. The first call runs it; a failure is told as a warning, once."""
-    try:
-        check(device)
-    except ToolchainRefused as error:
-        warnings.warn(str(error), stacklevel=2)
-        return True
-    return False
+    """Whether the self-test failed on a device. The first call runs it; a failure is told as a warning, once.
+
+    While a CUDA graph is being captured nothing can be run: then the answer is no, and the next call asks again.
+    """
+    if device not in _refused:
+        if torch.cuda.is_current_stream_capturing():
+            return False
+        try:
+            elsewhere(partial(check, device))
+            _refused[device] = False
+        except ToolchainRefused as error:
+            _refused[device] = True
+            warnings.warn(str(error), stacklevel=2)
+    return _refused[device]
 
 
 def check(device: torch.device) -> None:

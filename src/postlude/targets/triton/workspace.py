@@ -1,17 +1,17 @@
 """Memory of kernels that split k: the parts of each tile's sum, and counters that are zero between launches.
 
-Inductor records CUDA graphs with what the calling thread allocates in the graph's own pool, and refuses memory there that
-outlives the call. So only the parts are allocated by the calling thread, for one call; counters, which stay, are allocated by
-another thread.
+Only the parts are allocated by the calling thread, for one call; counters, which stay, are allocated by another (see
+`planned.elsewhere`).
 """
 
 import threading
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 
 import torch
 from torch import Tensor
+
+from postlude.targets.planned import elsewhere
 
 #: Counters that are allocated at once: 4 MB.
 SLAB = 1 << 20
@@ -92,8 +92,7 @@ def allocate_elsewhere(count: int, device: torch.device) -> Tensor:
         torch.accelerator.current_stream(device).synchronize()
         return zeros
 
-    with ThreadPoolExecutor(1) as thread:
-        return thread.submit(allocate).result()
+    return elsewhere(allocate)
 
 
 @lru_cache(maxsize=64)
