@@ -5,6 +5,7 @@
 #   make test    the test suite
 #   make lint    formatting, lint, types
 #   make bench   the benchmarks behind the README's table
+#   make bench-gpu   those on an NVIDIA GPU:  make bench-gpu TORCH=torch VENV=.venv-gpu
 #   make clean   remove the virtual environment and caches of the tools
 #
 # To choose an interpreter:     make demo PYTHON=python3.12
@@ -21,7 +22,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 # The model's files lie in an installed package: nothing is fetched at run time.
 export HF_HUB_OFFLINE := 1
 
-.PHONY: demo test lint format bench clean
+.PHONY: demo test lint format bench bench-gpu clean
 .DELETE_ON_ERROR:
 
 demo: $(VENV)/.demo
@@ -45,6 +46,11 @@ bench: $(VENV)/.bench
 	$(BIN)/python benchmarks/compile_time.py --result compile_time
 	$(BIN)/python benchmarks/call_overhead.py --result call_overhead
 
+bench-gpu: $(VENV)/.bench $(VENV)/.cuda
+	$(BIN)/python benchmarks/gpu_gemm.py --out benchmarks/results/gpu_gemm.json $(FLAGS)
+	$(BIN)/python benchmarks/gpu_decode.py --out benchmarks/results/gpu_decode.json
+	$(BIN)/python benchmarks/gpu_llama.py --out benchmarks/results/gpu_llama.json
+
 clean:
 	rm -rf $(VENV) .pytest_cache .ruff_cache .mypy_cache .hypothesis
 
@@ -59,7 +65,7 @@ $(VENV)/.torch:
 	@$(PIP) install '$(TORCH)'
 	@touch $@
 
-$(VENV)/.demo $(VENV)/.test $(VENV)/.lint $(VENV)/.bench: $(VENV)/.%: $(VENV)/.torch pyproject.toml
+$(VENV)/.demo $(VENV)/.test $(VENV)/.lint $(VENV)/.bench $(VENV)/.cuda: $(VENV)/.%: $(VENV)/.torch pyproject.toml
 	@echo "Installing postlude[$*]"
 	@$(PIP) install --editable '.[$*]' '$(TORCH)'
 	@touch $@
