@@ -204,3 +204,40 @@ def test_tuned() -> None:
     module = on_gpu(Gated(1024, 2048))
     x = torch.randn(256, 1024, device="cuda", dtype=torch.bfloat16)
     compare(module, x, options={"tune": True})
+
+
+def test_more_than_two_billion_elements() -> None:
+    """Offsets of 64 bits: the last rows are as right as the first."""
+    rows = (1 << 31) // 4096 + 1000
+    x = torch.randn(rows, 64, device="cuda", dtype=torch.bfloat16)
+    w, b = torch.randn(4096, 64, device="cuda", dtype=torch.bfloat16), torch.randn(4096, device="cuda", dtype=torch.bfloat16)
+
+    def layer(x: Tensor, w: Tensor, b: Tensor) -> Tensor:
+        return F.gelu(F.linear(x, w, b))
+
+    with torch.no_grad():
+        result = torch.compile(layer, backend="postlude", options={"fuse_all": True})(x, w, b)
+        assert result.numel() > 1 << 31
+        for part in (slice(0, 500), slice(rows // 2, rows // 2 + 500), slice(rows - 500, rows)):
+            torch.testing.assert_close(result[part], layer(x[part], w, b), rtol=2e-2, atol=2e-2)
+
+
+def test_more_products_than_a_grid_has_columns() -> None:
+    """A launch's second dimension ends at 65535: batches don't."""
+    left, right = torch.randn(70_000, 8, 16, device="cuda").bfloat16(), torch.randn(70_000, 16, 8, device="cuda").bfloat16()
+
+    def products(left: Tensor, right: Tensor) -> Tensor:
+        return F.relu(torch.bmm(left, right)) + 1
+
+    compiled = torch.compile(products, backend="postlude", options={"fuse_all": True})
+    torch.testing.assert_close(compiled(left, right), products(left, right), rtol=2e-2, atol=2e-2)
+
+
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
+def test_the_second_gpu() -> None:
+    module = on_gpu(Gated(256, 688)).to("cuda:1")
+    compiled = torch.compile(module, backend="postlude")
+    with torch.no_grad():
+        for rows in (4, 300):
+            x = torch.randn(rows, 256, device="cuda:1", dtype=torch.bfloat16)
+            torch.testing.assert_close(compiled(x), module(x), rtol=2e-2, atol=2e-2)

@@ -48,7 +48,7 @@ def unavailable() -> str | None:
         if not found:
             return f"the package {package} is not installed: pip install 'postlude[cuda]'"
     try:
-        if not torch.cuda.is_available():
+        if torch.version.cuda is None or not torch.cuda.is_available():  # ROCm's GPUs are "cuda" to torch as well
             return "no CUDA device is visible to torch"
         major, minor = torch.cuda.get_device_capability()
     except Exception as error:  # whatever a broken driver raises
