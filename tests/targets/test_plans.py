@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from postlude.errors import CompilerNotFound
 from postlude.targets import planned, plans
 from postlude.targets.cpp import launcher
 from postlude.targets.planned import Launch, PlannedKernel
@@ -222,6 +223,15 @@ def test_malformed_plans_are_refused() -> None:
     ):
         with pytest.raises(ValueError, match="malformed"):
             module.Plan(steps, 0, None)
+
+
+def test_without_a_compiler_there_is_no_extension(monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing() -> None:
+        raise CompilerNotFound("c++")
+
+    monkeypatch.setattr(launcher.toolchain, "compiler", missing)
+    with pytest.warns(UserWarning, match="can't be compiled: "):
+        assert plans.extension.__wrapped__() is None
 
 
 def test_python_does_it_where_nothing_compiles(monkeypatch: pytest.MonkeyPatch) -> None:
