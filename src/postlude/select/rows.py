@@ -68,12 +68,18 @@ class ByRows(PlannedKernel):
             try:
                 kernel = self.kernel(name)
                 launch = kernel.plan(tensors) if kernel is not None else None
-            except KernelBuildError as error:
-                warnings.warn(f"{error} Another target takes its place.", stacklevel=2)
-                launch = self.kernels[name] = None
+            except Exception as error:
+                self.give_up(name, error)
+                continue
             if launch is not None:
-                return _OrOthers(self, launch, order[position + 1 :])
+                return _OrOthers(self, name, launch, order[position + 1 :])
         return self.interpret
+
+    def give_up(self, name: str, error: Exception) -> None:
+        """Use a target no more: whatever its compiler raises, the user's model must run."""
+        told = str(error) if isinstance(error, KernelBuildError) else f"Target {name} failed: {error!r}. Please report this."
+        warnings.warn(f"{told} Another target takes its place.", stacklevel=3)
+        self.kernels[name] = None
 
     def kernel(self, name: str) -> PlannedKernel | None:
         """A target's kernel; None where it could not be built before, of which a warning has told."""
@@ -118,22 +124,34 @@ def submit(region: Region, names: Sequence[str], tensors: Sequence[Tensor]) -> N
 
 @dataclass(frozen=True)
 class _OrOthers:
-    """A launch may still refuse (False) what only pointers show; then the others are asked."""
+    """A launch may still refuse (False) what only pointers show, and what it compiles for them may fail; then others are asked."""
 
     kernels: ByRows
+    name: str
     launch: Launch
     others: Sequence[str]
 
     def native(self, pointers: Sequence[int]) -> Any:
         """The launch's own."""
-        return native(self.launch, pointers)
+        try:
+            return native(self.launch, pointers)
+        except KernelBuildError:  # the call that follows meets it again
+            return None
 
     def __call__(self, pointers: Sequence[int], tensors: Sequence[Tensor]) -> None:
-        if self.launch(pointers, tensors) is not False:
-            return
-        for kernel in map(self.kernels.kernel, self.others):
-            if kernel is not None and kernel(*tensors):
-                return
+        if self.kernels.kernel(self.name) is not None:
+            try:
+                if self.launch(pointers, tensors) is not False:
+                    return
+            except KernelBuildError as error:
+                self.kernels.give_up(self.name, error)
+        for name in self.others:
+            try:
+                kernel = self.kernels.kernel(name)
+                if kernel is not None and kernel(*tensors):
+                    return
+            except KernelBuildError as error:
+                self.kernels.give_up(name, error)
         self.kernels.interpret(pointers, tensors)
 
 
