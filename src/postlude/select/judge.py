@@ -76,4 +76,4 @@ def _measured(plan: Plan, growth: Growth) -> str | None:
 
 def _description(value: object) -> object:
     shape, strides = value.shape, value.stride()  # type: ignore[attr-defined]
-    return tuple(map(hint, shape)), tuple(map(hint, strides))
+    return str(value.device), tuple(map(hint, shape)), tuple(map(hint, strides))  # type: ignore[attr-defined]
