@@ -48,7 +48,7 @@ class Kernel(PlannedKernel):
         """The compiled kernels of each group, and the views that they take."""
         if not self.trusted and toolchain.refused(tensors[0].device):
             return None
-        if any(tensor.numel() == 0 for tensor in tensors[len(self.region.operands) :]):
+        if all(tensor.numel() == 0 for tensor in tensors[len(self.region.operands) :]):
             return lambda pointers, tensors: None
         try:
             steps = [self._step(index, form, tensors) for index, form in enumerate(forms(self.region))]
@@ -284,11 +284,12 @@ def target_of(device: torch.device) -> Target:
     """What kernels are compiled for on a device."""
     import cutlass
 
-    torch.cuda.synchronize(device)  # whoever comes first makes the context that the question about clusters needs
     major, minor = torch.cuda.get_device_capability(device)
-    hardware = cutlass.utils.HardwareInfo(device.index or 0)
     processors = torch.cuda.get_device_properties(device).multi_processor_count
     if major not in (9, 10):
         return Target(major, minor, (processors, 0, 0))
-    pairs, fours = (hardware.get_max_active_clusters(size) for size in (2, 4))
+    with torch.cuda.device(device):
+        torch.cuda.synchronize()  # whoever comes first makes the context that the question about clusters needs
+        hardware = cutlass.utils.HardwareInfo(device.index or 0)
+        pairs, fours = (hardware.get_max_active_clusters(size) for size in (2, 4))
     return Target(major, minor, (processors, pairs, fours))
