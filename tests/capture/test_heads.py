@@ -47,9 +47,7 @@ def changed(
 
     with FakeTensorMode():
         query, key, value = (
-            torch.empty(1 << 20, dtype=torch.bfloat16).as_strided(
-                (2, count, 16, 64), (count * strides[0], *strides), offset
-            )
+            torch.empty(1 << 20, dtype=torch.bfloat16).as_strided((2, count, 16, 64), (count * strides[0], *strides), offset)
             for count in heads
         )
         graph = make_fx(attend, decomposition_table=select_decomp_table(), tracing_mode="fake")(query, key, value).graph

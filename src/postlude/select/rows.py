@@ -124,7 +124,7 @@ def submit(region: Region, names: Sequence[str], tensors: Sequence[Tensor]) -> N
 
 @dataclass(frozen=True)
 class _OrOthers:
-    """A launch may still refuse (False) what only pointers show, and what it compiles for them may fail; then others are asked."""
+    """A launch may refuse (False) what only pointers show, or fail to compile what they need; then the others are asked."""
 
     kernels: ByRows
     name: str

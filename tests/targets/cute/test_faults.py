@@ -1,7 +1,5 @@
 """What must not stop a model: no process to compile in, no CUDA, a GPU of another vendor, empty results."""
 
-from collections.abc import Iterator
-
 import pytest
 import torch
 
@@ -18,12 +16,12 @@ KERNEL = Specialization("program", 0, False, (1, 1, 1), Configuration(128, 128),
 
 
 @pytest.fixture
-def workers(monkeypatch: pytest.MonkeyPatch) -> Iterator[ahead._Workers]:
+def workers(monkeypatch: pytest.MonkeyPatch) -> ahead._Workers:
     made = ahead._Workers()
     monkeypatch.setattr(ahead, "_workers", made)
     monkeypatch.setattr(ahead, "IDLE", 0.05)
     monkeypatch.setattr(build.Specialization, "key", lambda self: self.program)
-    yield made
+    return made
 
 
 def test_a_process_that_can_not_be_started_keeps_nobody_waiting(workers: ahead._Workers, monkeypatch: pytest.MonkeyPatch) -> None:
