@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 import torch
 
-from postlude.ir import Apply, Const, Extent, Region, Round, Statement, to_text
+from postlude.ir import OPS, Apply, Const, Extent, Region, Round, Statement, to_text
 from postlude.targets.cute import peephole
 from postlude.targets.cute.form import Argument, Form, forms
 from postlude.targets.cute.ops import EXPRESSIONS, FAST_EXPRESSIONS, POWERS
@@ -34,6 +34,12 @@ _IMPORTS = {
 
 #: The op that loads each kind of operand. A row is loaded in another way where the accumulator holds pairs.
 _LOADS = {"row": "RowVecLoad", "col": "ColVecLoad", "tile": "TileLoad", "scalar": "ScalarLoad"}
+
+
+#: Ops whose value jumps: what is off in the last place before one may be off by 1 behind it.
+_JUMPS = {name for name, op in OPS.items() if op.result == "bool"} | {
+    "floor", "ceil", "trunc", "round", "sign", "fmod", "remainder",
+}  # fmt: skip
 
 
 def generate(region: Region, reverse: bool = False) -> str:
@@ -190,8 +196,9 @@ class _Epilogue:
         return EXPRESSIONS[statement.op]
 
     def _exact(self) -> set[str]:
-        """The values that a float32 result depends on."""
+        """The values that a float32 result depends on, or an op whose value jumps."""
         stack = [result.value for _, result in self.form.group.yields if result.dtype == torch.float32]
+        stack += [i for s in self.form.group.statements if isinstance(s, Apply) and s.op in _JUMPS for i in s.inputs]
         reached: set[str] = set()
         while stack:
             name = stack.pop()
