@@ -4,7 +4,6 @@ import logging
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
-from math import prod
 from typing import Any
 
 import torch
@@ -15,6 +14,7 @@ from postlude.capture.sizes import hint
 from postlude.errors import KernelBuildError
 from postlude.ir import Apply, Region
 from postlude.targets import aten
+from postlude.targets.aten.interpreter import axis_sizes
 from postlude.targets.base import target
 from postlude.targets.planned import Launch, PlannedKernel, native
 
@@ -62,8 +62,7 @@ class ByRows(PlannedKernel):
 
     def plan(self, tensors: Sequence[Tensor]) -> Launch:
         """The plan of the first kernel that takes these tensors."""
-        rows = prod(_rows(self.region, tensors))
-        order = [name for name in (FEW if rows <= self.few else MANY) if name in self.names]
+        order = [name for name in (FEW if _rows(self.region, tensors) <= self.few else MANY) if name in self.names]
         for position, name in enumerate(order):
             try:
                 kernel = self.kernel(name)
@@ -93,12 +92,9 @@ class ByRows(PlannedKernel):
         aten.run(self.region, tensors[:count], tensors[count:])
 
 
-def _rows(region: Region, tensors: Sequence[Tensor]) -> Sequence[Any]:
-    """The sizes of those dimensions of the left operand that are rows of one product."""
-    left = region.operand_index[region.contractions[0].left]
-    rows_last = region.operands[left].axes[-1] == "m"
-    rows = slice(-1, None) if rows_last else slice(-2, -1) if region.batched else slice(None, -1)
-    return tensors[left].shape[rows]
+def _rows(region: Region, tensors: Sequence[Tensor]) -> int:
+    """The rows of one product (a SymInt of fake tensors whose rows are not known)."""
+    return axis_sizes(region, [tensor.shape for tensor in tensors[: len(region.operands)]])["m"]
 
 
 def submit(region: Region, names: Sequence[str], tensors: Sequence[Tensor]) -> None:
@@ -108,8 +104,8 @@ def submit(region: Region, names: Sequence[str], tensors: Sequence[Tensor]) -> N
     """
     order = [name for name in MANY if name in names]
     rows = _rows(region, tensors)
-    vary = not all(isinstance(size, int) for size in rows)
-    if order[:1] != ["cute"] or (not vary and prod(rows) <= few_rows(region)):
+    vary = not isinstance(rows, int)
+    if order[:1] != ["cute"] or (not vary and rows <= few_rows(region)):
         return
     with unset_fake_temporarily():
         like = [
