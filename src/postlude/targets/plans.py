@@ -57,9 +57,10 @@ def _stream_functions() -> tuple[int, int]:
     current = launcher.addresses(launcher.torch_library("torch_cuda"), [_CURRENT_STREAM])
     try:
         import tvm_ffi
-    except ImportError:
-        return current.get(_CURRENT_STREAM, 0), 0
-    found = launcher.addresses(tvm_ffi.libinfo.find_libtvm_ffi(), [_SET_STREAM])
+
+        found = launcher.addresses(tvm_ffi.libinfo.find_libtvm_ffi(), [_SET_STREAM])
+    except Exception:  # it is missing, or is of a version that hides its library elsewhere
+        found = {}
     return current.get(_CURRENT_STREAM, 0), found.get(_SET_STREAM, 0)
 
 
