@@ -105,13 +105,13 @@ def generate(region: Region, rows: int = 1, split: frozenset[tuple[int, str]] = 
     Raises:
         UnsupportedRegion: the Region is legal, but not of a form that this target has.
     """
-    reason = _obstacle(region)
+    reason = obstacle(region)
     if reason is not None:
         raise UnsupportedRegion(reason)
     return _Writer(region, rows, split, chained).source()
 
 
-def _obstacle(region: Region) -> str | None:
+def obstacle(region: Region) -> str | None:
     """Why there is no kernel for the Region, or None."""
     for statement in region.body:
         if isinstance(statement, Reduce):
