@@ -1,4 +1,4 @@
-"""What must not stop a model: no process to compile in, no CUDA, a GPU of another vendor, empty results."""
+"""Faults and odd calls: no process to compile in, a GPU of another vendor, empty results, operands in another order."""
 
 import pytest
 import torch
@@ -50,3 +50,13 @@ def test_an_empty_result_does_not_stand_for_all(m: int, n: int) -> None:
     tensors = [torch.empty(shape, dtype=torch.bfloat16) for shape in ((m, 16), (n, 16), (8, 16), (m, n), (m, 8))]
     launch = launcher.Kernel(PRODUCTS, trusted=True).plan(tensors)
     assert (launch is None) == (m > 0)
+
+
+def test_a_pair_is_ordered_as_its_contractions_are() -> None:
+    """The kernel is told which weight lies lower by contraction; in a Region's text operands may stand in another order."""
+    region = parse(
+        "region(m, n, k); %x = operand [m, k] bf16; %b = operand [n, k] bf16; %a = operand [n, k] bf16;"
+        " %acc = contract %x, %a : f32; %acc1 = contract %x, %b : f32; %0 = mul %acc, %acc1; yield [m, n] bf16 %0"
+    )
+    (form,) = launcher.forms(region)
+    assert launcher._pair(region, form) == (2, 1)
