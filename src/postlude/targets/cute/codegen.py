@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 import torch
 
-from postlude.ir import OPS, Apply, Const, Extent, Region, Round, Statement, to_text
+from postlude.ir import Apply, Const, Extent, Region, Round, Statement, to_text
 from postlude.targets.cute import peephole
 from postlude.targets.cute.form import Argument, Form, forms
 from postlude.targets.cute.ops import EXPRESSIONS, FAST_EXPRESSIONS, POWERS
@@ -34,12 +34,6 @@ _IMPORTS = {
 
 #: The op that loads each kind of operand. A row is loaded in another way where the accumulator holds pairs.
 _LOADS = {"row": "RowVecLoad", "col": "ColVecLoad", "tile": "TileLoad", "scalar": "ScalarLoad"}
-
-
-#: Ops whose value jumps: what is off in the last place before one may be off by 1 behind it.
-_JUMPS = {name for name, op in OPS.items() if op.result == "bool"} | {
-    "floor", "ceil", "trunc", "round", "sign", "fmod", "remainder",
-}  # fmt: skip
 
 
 def generate(region: Region, reverse: bool = False) -> str:
@@ -114,7 +108,9 @@ class _Epilogue:
         self.names = {region.operands[a.position].name: a.name for a in form.of_kind("row", "col", "tile", "scalar")}
         self.names |= {c.name: ("acc", "acc1")[i] for i, c in enumerate(form.group.contractions)}
         self.lines: list[str] = []
-        self.exact = self._exact()
+        #: The values that a float32 result depends on, or an op whose value jumps.
+        self.exact = form.group.behind(r.value for _, r in form.group.yields if r.dtype == torch.float32)
+        self.exact |= form.group.before_jumps()
 
     def source(self, name: str) -> str:
         form = self.form
@@ -194,18 +190,6 @@ class _Epilogue:
         if statement.name not in self.exact and statement.op in FAST_EXPRESSIONS:
             return FAST_EXPRESSIONS[statement.op]
         return EXPRESSIONS[statement.op]
-
-    def _exact(self) -> set[str]:
-        """The values that a float32 result depends on, or an op whose value jumps."""
-        stack = [result.value for _, result in self.form.group.yields if result.dtype == torch.float32]
-        stack += [i for s in self.form.group.statements if isinstance(s, Apply) and s.op in _JUMPS for i in s.inputs]
-        reached: set[str] = set()
-        while stack:
-            name = stack.pop()
-            if name in self.statements and name not in reached:
-                reached.add(name)
-                stack.extend(self.statements[name].inputs)
-        return reached
 
 
 def _literal(value: float) -> str:
