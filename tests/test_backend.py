@@ -290,3 +290,15 @@ def test_explain_names_modules_and_counts_equal_layers() -> None:
 
     names = [region.name for region in postlude.explain(train).regions]
     assert any(name.startswith("graph 1: backward of") for name in names)
+
+
+def test_a_fault_before_capture_is_told_and_costs_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fault(graph: torch.fx.Graph) -> int:
+        raise ValueError("not enough values to unpack")
+
+    monkeypatch.setattr("postlude.backend.share_heads", fault)
+    x = torch.randn(3, 24)
+    with torch._inductor.config.patch(force_disable_caches=True), torch.no_grad():
+        with pytest.warns(UserWarning, match="leaves attention as it is"):
+            result = torch.compile(Block(), backend="postlude")(x)
+        torch.testing.assert_close(result, Block()(x), rtol=1e-5, atol=1e-5)

@@ -3,6 +3,7 @@
 import pytest
 import torch
 from torch import Tensor
+from torch._subclasses import FakeTensorMode
 
 from postlude.capture.grow import Growth
 from postlude.capture.rewrite import Plan
@@ -30,6 +31,13 @@ def test_regions_are_timed_inside_a_compilation() -> None:
         assert 0 < timing.fused < 1
         assert 0 < timing.unfused < 1
         assert bool(reason) == (not timing.pays)
+
+
+def test_a_device_is_part_of_what_was_measured() -> None:
+    """The same Region, shapes and strides on a CPU and on two GPUs are three measurements."""
+    with FakeTensorMode():
+        devices = ("cpu", "cuda:0", "cuda:1")
+        assert len({judge._description(torch.empty(2, 3, device=device)) for device in devices}) == 3
 
 
 @pytest.mark.parametrize(("fused", "kept"), [(1.0, True), (1.04, True), (1.2, False)])

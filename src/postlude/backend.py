@@ -6,6 +6,7 @@ compiled graphs are found again in another process, and never taken for plain In
 """
 
 import hashlib
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import lru_cache
@@ -50,7 +51,12 @@ class RegionPass(_Aware):
             self.first(graph, is_inference)
         elif self.first is not None:
             self.first(graph)
-        share_heads(graph)
+        try:
+            share_heads(graph)
+        except Exception as error:  # the user's model must not fail for a fault of ours
+            if self.options.fuse_all:
+                raise
+            warnings.warn(f"Postlude leaves attention as it is: {error!r}. Please report this.", stacklevel=2)
         captured: list[Captured] = capture(graph, self.options.capture_settings(), judge_for(self.options))
         for one in captured:
             if one.region and one.node:

@@ -109,6 +109,45 @@ def test_a_kernel_that_can_not_be_built_is_told_once_and_replaced(monkeypatch: p
     assert made == ["triton", "triton"]
 
 
+def test_no_fault_of_a_target_reaches_the_user(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An older Triton lacks what generated code imports; PTXAS and passes of a compiler fail with errors of their own."""
+
+    class Broken(Recorded):
+        def plan(self, tensors: Sequence[Tensor]) -> Launch | None:
+            raise ImportError("cannot import name 'gdc_wait'")
+
+    monkeypatch.setattr(rows, "_load", lambda name, region: Broken(name, []))
+    kernel, given = ByRows(PRODUCTS, ["triton"]), tensors(3)
+    with pytest.warns(UserWarning, match="Target triton failed: ImportError.*gdc_wait"):
+        assert kernel(*given)
+    torch.testing.assert_close(given[3], given[0] @ given[1].t())
+
+
+@pytest.mark.parametrize("fast", [False, True])
+@pytest.mark.parametrize("others", [True, False], ids=["another builds", "none builds"])
+def test_a_kernel_that_a_launch_can_not_build_is_replaced(fast: bool, others: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A pair's kernel for the other order of its weights is compiled when they first lie so."""
+    made: list[str] = []
+
+    class Launching(Recorded):
+        def launch(self, pointers: Sequence[int], tensors: Sequence[Tensor]) -> bool:
+            if self.name == "cute" or not others:
+                raise KernelBuildError("kernel.py", "compile", "an error")
+            return super().launch(pointers, tensors)
+
+    monkeypatch.setattr(rows, "_load", lambda name, region: Launching(name, made))
+    kernel = ByRows(HALF_PRODUCTS, ["cute", "triton"])
+    call = kernel.fast if fast else kernel
+    given = [t.bfloat16() for t in tensors(100)]
+    with pytest.warns(UserWarning, match="Another target takes its place"):
+        assert call(*given)
+    assert call(*given)
+    if others:
+        assert made == ["triton", "triton"]
+    else:
+        torch.testing.assert_close(given[3], given[0] @ given[1].t())
+
+
 @pytest.mark.parametrize("m", [0, 1, 65, 200])
 def test_blas_gives_what_the_interpreter_gives(m: int) -> None:
     kernel = ByRows(PRODUCTS, ["blas"])

@@ -1,13 +1,16 @@
 """Plans that are launched from C, on the CPU: functions of Python stand for compiled kernels and for torch's streams."""
 
 import ctypes
+import sys
 from collections.abc import Callable, Iterator, Sequence
+from types import ModuleType
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
+from postlude.errors import CompilerNotFound
 from postlude.targets import planned, plans
 from postlude.targets.cpp import launcher
 from postlude.targets.planned import Launch, PlannedKernel
@@ -222,6 +225,20 @@ def test_malformed_plans_are_refused() -> None:
     ):
         with pytest.raises(ValueError, match="malformed"):
             module.Plan(steps, 0, None)
+
+
+def test_without_a_compiler_there_is_no_extension(monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing() -> None:
+        raise CompilerNotFound("c++")
+
+    monkeypatch.setattr(launcher.toolchain, "compiler", missing)
+    with pytest.warns(UserWarning, match="can't be compiled: "):
+        assert plans.extension.__wrapped__() is None
+
+
+def test_streams_are_left_to_python_with_another_tvm_ffi(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "tvm_ffi", ModuleType("tvm_ffi"))  # has no libinfo
+    assert plans._stream_functions.__wrapped__()[1] == 0
 
 
 def test_python_does_it_where_nothing_compiles(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,6 +8,7 @@ queries reading head h // (heads of queries / heads of keys), which is what the 
 
 import torch
 from torch.fx import Graph, Node
+from torch.fx.experimental.symbolic_shapes import statically_known_true
 
 from postlude.capture.gemm import RESHAPES, arguments
 from postlude.capture.sizes import same_shape
@@ -17,13 +18,23 @@ aten = torch.ops.aten
 #: Attention ops whose kernels take grouped heads.
 GROUPED = (aten._scaled_dot_product_flash_attention.default, aten._scaled_dot_product_cudnn_attention.default)
 
+#: Type of the devices that have these kernels.
+DEVICE = "cuda"
+
+#: Bytes to which keys and values must be aligned along every dimension. A copy always is; the kernels don't check.
+_ALIGNMENT = 16
+
 
 def share_heads(graph: Graph) -> int:
     """Let attention read shared keys and values; returns how many calls were changed. The graph is changed in place."""
     changed = 0
+    if torch.version.hip is not None:
+        return changed  # other kernels are behind the same ops there
     for target in GROUPED:
         for node in graph.find_nodes(op="call_function", target=target):
             query, key, value, *rest = arguments(node)
+            if query.meta["val"].device.type != DEVICE:
+                continue
             shared_key, shared_value = _before_repetition(key), _before_repetition(value)
             if shared_key is None or shared_value is None:
                 continue
@@ -52,8 +63,15 @@ def _before_repetition(node: Node) -> Node | None:
         return None
     (node,) = node.all_input_nodes
     shape = tuple(node.meta["val"].shape)
-    if not same_shape((*expanded[:2], *expanded[3:]), shape) or node.meta["val"].stride(-1) != 1:
+    if not same_shape((*expanded[:2], *expanded[3:]), shape) or not _readable(node.meta["val"]):
         return None
     if not same_shape(repeated, (shape[0], shape[1] * expanded[2], *shape[2:])):
         return None
     return node
+
+
+def _readable(value: torch.Tensor) -> bool:
+    """Whether the kernels, which load vectors, can read a tensor as it lies: certain from its strides and its place in memory."""
+    moves = (value.storage_offset(), *value.stride()[:-1])
+    aligned = all(statically_known_true(move * value.element_size() % _ALIGNMENT == 0) for move in moves)
+    return aligned and statically_known_true(value.stride(-1) == 1)

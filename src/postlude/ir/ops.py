@@ -114,5 +114,10 @@ _TABLE = (
 #: Every epilogue op by its name.
 OPS: dict[str, Op] = {op.name: op for op in _TABLE}
 
+#: Ops whose value jumps: what is off in the last place before one may be off by 1 behind it.
+JUMPS = {name for name, op in OPS.items() if op.result == "bool"} | {
+    "floor", "ceil", "trunc", "round", "sign", "fmod", "remainder",
+}  # fmt: skip
+
 #: Row reductions and the `torch` function over a dimension that defines each.
 REDUCTIONS: dict[str, str] = {"sum": "sum", "max": "amax", "min": "amin"}

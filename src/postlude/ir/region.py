@@ -1,11 +1,12 @@
 """Data classes of the Region: statements, values' types, and the groups that targets work by."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
 
 import torch
 
-from postlude.ir.ops import OPS, ValueType
+from postlude.ir.ops import JUMPS, OPS, ValueType
 
 #: Axis names of rows: a batch of any number of tensor dimensions, and the rows of one GEMM.
 ROW_AXES = ("b", "m")
@@ -162,6 +163,22 @@ class Group:
     statements: tuple[Statement, ...]
     yields: tuple[tuple[int, Yield], ...]
     feeds: str | None
+
+    def behind(self, names: Iterable[str]) -> set[str]:
+        """Those of the statements that these values are, or are computed from."""
+        statements = {s.name: s for s in self.statements}
+        found: set[str] = set()
+        stack = list(names)
+        while stack:
+            name = stack.pop()
+            if name in statements and name not in found:
+                found.add(name)
+                stack.extend(statements[name].inputs)
+        return found
+
+    def before_jumps(self) -> set[str]:
+        """Those of the statements that an op depends on whose value jumps."""
+        return self.behind(i for s in self.statements if isinstance(s, Apply) and s.op in JUMPS for i in s.inputs)
 
 
 @dataclass(frozen=True)

@@ -48,16 +48,21 @@ def _unserved(device: str, region: Region) -> str | None:
 
 
 def _pays_on_a_gpu(plan: Plan, growth: Growth) -> str | None:
-    """Few rows: reading the weights is what takes time. Many: an epilogue is what there is to gain, where CuTe computes it."""
+    """Few rows: reading the weights is what takes time. Many: an epilogue is what there is to gain, where CuTe computes it.
+
+    Rows that vary may be few and many: then cuBLAS or CuTe must be there for the many.
+    """
     dtype = growth.first.left.node.meta["val"].dtype
     if dtype not in (torch.bfloat16, torch.float16):
         return f"cuBLAS is as fast for {dtype}"
     sizes = growth.rows[-1:] if growth.program.batched else growth.rows
-    if prod(map(hint, sizes)) <= few_rows(plan.region):
+    few = prod(map(hint, sizes)) <= few_rows(plan.region)
+    if few and all(isinstance(size, int) for size in sizes):
         return None
+    names = serving("cuda", plan.region)
     if not has_epilogue(plan.region):
-        return "cuBLAS is as fast for many rows without an epilogue"
-    return None if "cute" in serving("cuda", plan.region) else "no CuTe kernel of this form"
+        return None if few and "blas" in names else "cuBLAS is as fast for many rows without an epilogue"
+    return None if "cute" in names else "no CuTe kernel of this form"
 
 
 #: By device type: what pays without measuring. On a CPU every legal Region does.
@@ -76,4 +81,4 @@ def _measured(plan: Plan, growth: Growth) -> str | None:
 
 def _description(value: object) -> object:
     shape, strides = value.shape, value.stride()  # type: ignore[attr-defined]
-    return tuple(map(hint, shape)), tuple(map(hint, strides))
+    return str(value.device), tuple(map(hint, shape)), tuple(map(hint, strides))  # type: ignore[attr-defined]

@@ -126,7 +126,7 @@ def _in_clean_thread(function: Callable[[], Callable[..., Any]]) -> Callable[...
 
 
 def _fused(plan: Plan, inputs: Sequence[Node]) -> Callable[..., Any]:
-    kernel = runtime.kernel(inputs[0].meta["val"].device.type, to_text(plan.region))
+    kernel = runtime.kernel(plan.sources[0].node.meta["val"].device.type, to_text(plan.region))
     position = {node.meta["original"]: index for index, node in enumerate(inputs)}
 
     def call(*values: Any) -> list[Tensor]:

@@ -4,7 +4,6 @@ import logging
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
-from math import prod
 from typing import Any
 
 import torch
@@ -15,6 +14,7 @@ from postlude.capture.sizes import hint
 from postlude.errors import KernelBuildError
 from postlude.ir import Apply, Region
 from postlude.targets import aten
+from postlude.targets.aten.interpreter import axis_sizes
 from postlude.targets.base import target
 from postlude.targets.planned import Launch, PlannedKernel, native
 
@@ -62,18 +62,23 @@ class ByRows(PlannedKernel):
 
     def plan(self, tensors: Sequence[Tensor]) -> Launch:
         """The plan of the first kernel that takes these tensors."""
-        rows = prod(_rows(self.region, tensors))
-        order = [name for name in (FEW if rows <= self.few else MANY) if name in self.names]
+        order = [name for name in (FEW if _rows(self.region, tensors) <= self.few else MANY) if name in self.names]
         for position, name in enumerate(order):
             try:
                 kernel = self.kernel(name)
                 launch = kernel.plan(tensors) if kernel is not None else None
-            except KernelBuildError as error:
-                warnings.warn(f"{error} Another target takes its place.", stacklevel=2)
-                launch = self.kernels[name] = None
+            except Exception as error:
+                self.give_up(name, error)
+                continue
             if launch is not None:
-                return _OrOthers(self, launch, order[position + 1 :])
+                return _OrOthers(self, name, launch, order[position + 1 :])
         return self.interpret
+
+    def give_up(self, name: str, error: Exception) -> None:
+        """Use a target no more: whatever its compiler raises, the user's model must run."""
+        told = str(error) if isinstance(error, KernelBuildError) else f"Target {name} failed: {error!r}. Please report this."
+        warnings.warn(f"{told} Another target takes its place.", stacklevel=3)
+        self.kernels[name] = None
 
     def kernel(self, name: str) -> PlannedKernel | None:
         """A target's kernel; None where it could not be built before, of which a warning has told."""
@@ -87,12 +92,9 @@ class ByRows(PlannedKernel):
         aten.run(self.region, tensors[:count], tensors[count:])
 
 
-def _rows(region: Region, tensors: Sequence[Tensor]) -> Sequence[Any]:
-    """The sizes of those dimensions of the left operand that are rows of one product."""
-    left = region.operand_index[region.contractions[0].left]
-    rows_last = region.operands[left].axes[-1] == "m"
-    rows = slice(-1, None) if rows_last else slice(-2, -1) if region.batched else slice(None, -1)
-    return tensors[left].shape[rows]
+def _rows(region: Region, tensors: Sequence[Tensor]) -> int:
+    """The rows of one product (a SymInt of fake tensors whose rows are not known)."""
+    return axis_sizes(region, [tensor.shape for tensor in tensors[: len(region.operands)]])["m"]
 
 
 def submit(region: Region, names: Sequence[str], tensors: Sequence[Tensor]) -> None:
@@ -102,8 +104,8 @@ def submit(region: Region, names: Sequence[str], tensors: Sequence[Tensor]) -> N
     """
     order = [name for name in MANY if name in names]
     rows = _rows(region, tensors)
-    vary = not all(isinstance(size, int) for size in rows)
-    if order[:1] != ["cute"] or (not vary and prod(rows) <= few_rows(region)):
+    vary = not isinstance(rows, int)
+    if order[:1] != ["cute"] or (not vary and rows <= few_rows(region)):
         return
     with unset_fake_temporarily():
         like = [
@@ -118,22 +120,34 @@ def submit(region: Region, names: Sequence[str], tensors: Sequence[Tensor]) -> N
 
 @dataclass(frozen=True)
 class _OrOthers:
-    """A launch may still refuse (False) what only pointers show; then the others are asked."""
+    """A launch may refuse (False) what only pointers show, or fail to compile what they need; then the others are asked."""
 
     kernels: ByRows
+    name: str
     launch: Launch
     others: Sequence[str]
 
     def native(self, pointers: Sequence[int]) -> Any:
         """The launch's own."""
-        return native(self.launch, pointers)
+        try:
+            return native(self.launch, pointers)
+        except KernelBuildError:  # the call that follows meets it again
+            return None
 
     def __call__(self, pointers: Sequence[int], tensors: Sequence[Tensor]) -> None:
-        if self.launch(pointers, tensors) is not False:
-            return
-        for kernel in map(self.kernels.kernel, self.others):
-            if kernel is not None and kernel(*tensors):
-                return
+        if self.kernels.kernel(self.name) is not None:
+            try:
+                if self.launch(pointers, tensors) is not False:
+                    return
+            except KernelBuildError as error:
+                self.kernels.give_up(self.name, error)
+        for name in self.others:
+            try:
+                kernel = self.kernels.kernel(name)
+                if kernel is not None and kernel(*tensors):
+                    return
+            except KernelBuildError as error:
+                self.kernels.give_up(name, error)
         self.kernels.interpret(pointers, tensors)
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from postlude.errors import KernelBuildError
+from postlude.errors import PostludeError
 from postlude.targets.cpp import launcher
 
 _SOURCE = Path(__file__).with_name("plans.c")
@@ -40,7 +40,7 @@ def extension() -> ModuleType | None:
         streams = _stream_functions()
         if missing := [name for name in _TENSOR if name not in functions]:
             raise ImportError(f"this torch has no {missing[0]}")
-    except (FileNotFoundError, ImportError, KernelBuildError) as error:
+    except (FileNotFoundError, ImportError, PostludeError) as error:
         reason = "Python's headers are missing" if isinstance(error, FileNotFoundError) else str(error).splitlines()[0]
         warnings.warn(
             f"Postlude's launcher for GPUs can't be compiled: {reason}. Calls cost some ten microseconds more on the host.",
@@ -57,9 +57,10 @@ def _stream_functions() -> tuple[int, int]:
     current = launcher.addresses(launcher.torch_library("torch_cuda"), [_CURRENT_STREAM])
     try:
         import tvm_ffi
-    except ImportError:
-        return current.get(_CURRENT_STREAM, 0), 0
-    found = launcher.addresses(tvm_ffi.libinfo.find_libtvm_ffi(), [_SET_STREAM])
+
+        found = launcher.addresses(tvm_ffi.libinfo.find_libtvm_ffi(), [_SET_STREAM])
+    except Exception:  # it is missing, or is of a version that hides its library elsewhere
+        found = {}
     return current.get(_CURRENT_STREAM, 0), found.get(_SET_STREAM, 0)
 
 

@@ -67,6 +67,18 @@ def test_results_of_float32_get_exact_functions() -> None:
     assert "f.sigmoid_fast(acc)" in text
 
 
+@pytest.mark.parametrize("jump", ["trunc", "floor"])
+def test_what_is_cut_off_gets_exact_functions(jump: str) -> None:
+    """A quotient of 2.9999998 instead of 3 is cut to 2, which a 16-bit type shows."""
+    program = (
+        "region(m, n, k); %x = operand [m, k] bf16; %w = operand [n, k] bf16; %row = operand [n] bf16;"
+        f" %acc = contract %x, %w : f32; %0 = div %acc, %row; %1 = {jump} %0; %2 = exp %1; yield [m, n] bf16 %2"
+    )
+    text = cute.source(parse(program))
+    assert "f.div(acc, row)" in text
+    assert "f.exp_fast(" in text
+
+
 REFUSED = {
     "attention": "region(b, m, n, n1, k); %x = operand [b, m, k] bf16; %w = operand [b, n, k] bf16; "
     " %w1 = operand [b, n, n1] bf16; %acc = contract %x, %w : f32; %0 = exp %acc;"

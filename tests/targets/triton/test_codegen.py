@@ -49,3 +49,16 @@ def test_what_it_has_no_kernel_for(rest: str, reason: str) -> None:
     assert reason in str(triton.unsupported(region))
     with pytest.raises(UnsupportedRegion, match="Use target 'aten'"):
         triton.source(region)
+
+
+@pytest.mark.parametrize("type", ["f32", "f64"])
+def test_what_is_cut_off_is_divided_precisely(type: str) -> None:
+    """A quotient of 2.9999998 instead of 3 is cut to 2. In float64 `/` is precise already."""
+    text = triton.source(
+        parse(
+            f"region(m, n, k); %x = operand [m, k] {type}; %w = operand [n, k] {type}; %acc = contract %x, %w : {type};"
+            f" %c = const 3.0; %0 = div %acc, %c; %1 = trunc %0; %2 = div %1, %acc; yield [m, n] {type} %2"
+        )
+    )
+    assert ("v0 = tl.div_rn(v_acc, v_c)" in text) == (type == "f32")
+    assert "v2 = v1 / v_acc" in text

@@ -89,13 +89,14 @@ class _Workers:
                 if task.future.running() or task.future.done():
                     continue  # it was put twice, since somebody waits for it
                 task.future.set_running_or_notify_cancel()
-            if process is None or process.poll() is not None:
-                process = _start()
             try:
+                if process is None or process.poll() is not None:
+                    process = _start()
                 answer = _ask(process, task)
-            except (OSError, ValueError) as error:  # it died; the next task gets another
-                process.kill()
-                process.communicate()
+            except (OSError, ValueError) as error:  # it died, or could not be started; the next task gets another
+                if process is not None:
+                    process.kill()
+                    process.communicate()
                 process = None
                 answer = f"{type(error).__name__}: {error}"
             with self.lock:

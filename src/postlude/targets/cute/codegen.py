@@ -108,7 +108,9 @@ class _Epilogue:
         self.names = {region.operands[a.position].name: a.name for a in form.of_kind("row", "col", "tile", "scalar")}
         self.names |= {c.name: ("acc", "acc1")[i] for i, c in enumerate(form.group.contractions)}
         self.lines: list[str] = []
-        self.exact = self._exact()
+        #: The values that a float32 result depends on, or an op whose value jumps.
+        self.exact = form.group.behind(r.value for _, r in form.group.yields if r.dtype == torch.float32)
+        self.exact |= form.group.before_jumps()
 
     def source(self, name: str) -> str:
         form = self.form
@@ -188,17 +190,6 @@ class _Epilogue:
         if statement.name not in self.exact and statement.op in FAST_EXPRESSIONS:
             return FAST_EXPRESSIONS[statement.op]
         return EXPRESSIONS[statement.op]
-
-    def _exact(self) -> set[str]:
-        """The values that a float32 result depends on."""
-        stack = [result.value for _, result in self.form.group.yields if result.dtype == torch.float32]
-        reached: set[str] = set()
-        while stack:
-            name = stack.pop()
-            if name in self.statements and name not in reached:
-                reached.add(name)
-                stack.extend(self.statements[name].inputs)
-        return reached
 
 
 def _literal(value: float) -> str:

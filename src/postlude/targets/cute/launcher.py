@@ -48,7 +48,7 @@ class Kernel(PlannedKernel):
         """The compiled kernels of each group, and the views that they take."""
         if not self.trusted and toolchain.refused(tensors[0].device):
             return None
-        if any(tensor.numel() == 0 for tensor in tensors[len(self.region.operands) :]):
+        if all(tensor.numel() == 0 for tensor in tensors[len(self.region.operands) :]):
             return lambda pointers, tensors: None
         try:
             steps = [self._step(index, form, tensors) for index, form in enumerate(forms(self.region))]
@@ -63,7 +63,7 @@ class Kernel(PlannedKernel):
         configuration = self.configuration or _choose(self.region, form, tensors, target)
         special = _specialization(self.region, index, views, configuration, target)
         given = [_Given(a, tensors[a.position], view) for a, (view, _) in zip(form.arguments, views, strict=True)]
-        step = _Step(special, given, _pair(form) if form.paired else None)
+        step = _Step(special, given, _pair(self.region, form) if form.paired else None)
         step.compiled(step.reversed([tensor.data_ptr() for tensor in tensors]))
         return step
 
@@ -219,7 +219,7 @@ def arrange(region: Region, form: Form, tensors: Sequence[Tensor]) -> list[tuple
             raise OperandsDoNotFit(f"axis {axis} has size {sizes[axis]}; kernels take 1 to 2^31 - 1")
     arranged = [_arrange_one(a, tensors[a.position], sizes) for a in form.arguments if a.position < len(tensors)]
     if form.paired:
-        _check_pair(form, tensors)
+        _check_pair(*(tensors[position] for position in _pair(region, form)))
     return arranged
 
 
@@ -264,15 +264,13 @@ def _strides(shape: tuple[int, ...], strides: tuple[int, ...], step: int) -> tup
     return unit, cleaned
 
 
-def _pair(form: Form) -> tuple[int, int]:
-    """Positions of a pair's right operands in the order of its contractions."""
-    by_axes = {a.name: a.position for a in form.of_kind("right")}
-    first, second = by_axes.values()
+def _pair(region: Region, form: Form) -> tuple[int, int]:
+    """Positions of a pair's right operands in the order of its contractions, which is that of the generated code."""
+    first, second = (region.operand_index[contraction.right] for contraction in form.group.contractions)
     return first, second
 
 
-def _check_pair(form: Form, tensors: Sequence[Tensor]) -> None:
-    first, second = (tensors[position] for position in _pair(form))
+def _check_pair(first: Tensor, second: Tensor) -> None:
     if first.stride() != second.stride():
         raise OperandsDoNotFit(f"the right operands of a pair have different strides, {first.stride()} and {second.stride()}")
     if not first.is_meta and not 0 < abs(first.data_ptr() - second.data_ptr()) < _STRIDE_LIMIT:
@@ -284,11 +282,12 @@ def target_of(device: torch.device) -> Target:
     """What kernels are compiled for on a device."""
     import cutlass
 
-    torch.cuda.synchronize(device)  # whoever comes first makes the context that the question about clusters needs
     major, minor = torch.cuda.get_device_capability(device)
-    hardware = cutlass.utils.HardwareInfo(device.index or 0)
     processors = torch.cuda.get_device_properties(device).multi_processor_count
     if major not in (9, 10):
         return Target(major, minor, (processors, 0, 0))
-    pairs, fours = (hardware.get_max_active_clusters(size) for size in (2, 4))
+    with torch.cuda.device(device):
+        torch.cuda.synchronize()  # whoever comes first makes the context that the question about clusters needs
+        hardware = cutlass.utils.HardwareInfo(device.index or 0)
+        pairs, fours = (hardware.get_max_active_clusters(size) for size in (2, 4))
     return Target(major, minor, (processors, pairs, fours))

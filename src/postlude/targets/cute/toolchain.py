@@ -47,6 +47,8 @@ def unavailable() -> str | None:
             found = False
         if not found:
             return f"the package {package} is not installed: pip install 'postlude[cuda]'"
+    if torch.version.hip is not None:
+        return "this torch is built for AMD's GPUs, whose capabilities have other meanings"
     try:
         if torch.version.cuda is None or not torch.cuda.is_available():  # ROCm's GPUs are "cuda" to torch as well
             return "no CUDA device is visible to torch"
@@ -108,8 +110,9 @@ def check(device: torch.device) -> None:
     ]
     results = [torch.full((_PROBE_SIZES["m"], _PROBE_SIZES["n"]), torch.nan, device=device, dtype=y.dtype) for y in region.yields]
     try:
-        Kernel(region, trusted=True)(*operands, *results)
-        torch.cuda.synchronize(device)
+        with torch.cuda.device(device):  # this thread's current device is the first
+            Kernel(region, trusted=True)(*operands, *results)
+            torch.cuda.synchronize()
     except Exception as error:  # whatever another version of the packages raises
         raise ToolchainRefused(f"{type(error).__name__}: {str(error).strip().splitlines()[0] if str(error) else ''}") from error
     for result, expected in zip(results, evaluate(region, operands, arithmetic=torch.float64, rounded=False), strict=True):

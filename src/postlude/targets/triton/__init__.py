@@ -13,7 +13,7 @@ import importlib.util
 from typing import TYPE_CHECKING
 
 from postlude.ir import Region
-from postlude.targets.triton.codegen import UnsupportedRegion, generate
+from postlude.targets.triton.codegen import generate, obstacle
 
 if TYPE_CHECKING:
     from postlude.targets.triton.configs import Config
@@ -40,11 +40,7 @@ def source(region: Region) -> str:
 
 def unsupported(region: Region) -> str | None:
     """Why this target has no kernel for a Region, or None."""
-    try:
-        generate(region)
-    except UnsupportedRegion as error:
-        return str(error)
-    return None
+    return obstacle(region)
 
 
 def load(region: Region, config: "Config | None" = None) -> "Kernel":

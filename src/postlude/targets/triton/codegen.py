@@ -22,7 +22,7 @@ import torch
 from postlude.errors import PostludeError
 from postlude.ir import Apply, Const, Contract, Extent, Group, Reduce, Region, Round, Statement, to_text
 from postlude.ir.region import ROW_AXES
-from postlude.targets.triton.codegen_ops import EXPRESSIONS, FUNCTIONS, POWERS
+from postlude.targets.triton.codegen_ops import EXPRESSIONS, FUNCTIONS, POWERS, PRECISE
 
 #: Storage types as Triton names them.
 TYPES: dict[torch.dtype, str] = {
@@ -105,13 +105,13 @@ def generate(region: Region, rows: int = 1, split: frozenset[tuple[int, str]] = 
     Raises:
         UnsupportedRegion: the Region is legal, but not of a form that this target has.
     """
-    reason = _obstacle(region)
+    reason = obstacle(region)
     if reason is not None:
         raise UnsupportedRegion(reason)
     return _Writer(region, rows, split, chained).source()
 
 
-def _obstacle(region: Region) -> str | None:
+def obstacle(region: Region) -> str | None:
     """Why there is no kernel for the Region, or None."""
     for statement in region.body:
         if isinstance(statement, Reduce):
@@ -435,8 +435,9 @@ class _Writer:
             operand = self.region.operands[tensor]
             load = f"early_{operand.name}" if tensor in self.early(group) else self.load(tensor, index, "cols")
             lines.append(f"    {_value(operand.name)} = {load}{'' if operand.dtype == torch.bool else f'.to({type})'}")
+        precise = group.before_jumps() if type == "tl.float32" else ()
         for statement in group.statements:
-            code = f"    {_value(statement.name)} = {self.expression(statement, type)}"
+            code = f"    {_value(statement.name)} = {self.expression(statement, type, precise=statement.name in precise)}"
             lines.append(f"{code:<{_COMMENT_COLUMN}}  # {self.comments[statement.name]}")
         for index_, result in group.yields:
             at = self.at(len(self.region.operands) + index_, index)
@@ -444,7 +445,7 @@ class _Writer:
             lines.append(f"    tl.store({at}, {value}, mask={masks['m']} & {masks[n]})")
         return "\n".join(lines) + "\n"
 
-    def expression(self, statement: Statement, type: str) -> str:
+    def expression(self, statement: Statement, type: str, *, precise: bool) -> str:
         """The expression of one statement."""
         if isinstance(statement, Const):
             return f"tl.full([1, 1], {_literal(statement.value)}, {type})"
@@ -456,7 +457,8 @@ class _Writer:
         inputs = [_value(name) for name in statement.inputs]
         if statement.op == "pow" and (power := POWERS.get(self.constants.get(statement.inputs[1], math.nan))):
             return power.format(*inputs)
-        return EXPRESSIONS[statement.op].format(*inputs, type=type)
+        expressions = EXPRESSIONS | PRECISE if precise else EXPRESSIONS
+        return expressions[statement.op].format(*inputs, type=type)
 
     def arithmetic(self, group: Group) -> str:
         """Type of a group's arithmetic."""

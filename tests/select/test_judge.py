@@ -1,0 +1,48 @@
+"""What pays on a GPU without measuring, by rows."""
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv
+
+from postlude.ir import parse
+from postlude.select import judge
+
+_PROGRAM = "region(m, n, k); %x = operand [m, k] bf16; %w = operand [n, k] bf16; %acc = contract %x, %w : f32; {}"
+PLAIN = parse(_PROGRAM.format("yield [m, n] bf16 %acc"))
+TANH = parse(_PROGRAM.format("%0 = tanh %acc; yield [m, n] bf16 %0"))
+
+
+def rows(size: int, *, vary: bool) -> Any:
+    if not vary:
+        return size
+    environment = ShapeEnv()
+    source = torch._dynamo.source.ConstantSource("rows")
+    symbol = environment.create_symbol(size, source, dynamic_dim=DimDynamic.DYNAMIC)
+    return environment.create_symintnode(symbol, hint=size, source=source)
+
+
+@pytest.mark.parametrize(
+    ("region", "size", "vary", "names", "kept"),
+    [
+        (TANH, 8, False, ["triton"], True),
+        (TANH, 8, True, ["triton"], False),
+        (TANH, 8, True, ["cute", "triton"], True),
+        (TANH, 512, False, ["triton"], False),
+        (TANH, 512, True, ["cute", "triton"], True),
+        (PLAIN, 8, False, ["triton", "blas"], True),
+        (PLAIN, 8, True, ["triton", "blas"], True),
+        (PLAIN, 8, True, ["triton"], False),
+        (PLAIN, 512, True, ["triton", "blas"], False),
+    ],
+)
+def test_rows_decide(region: Any, size: int, vary: bool, names: list[str], kept: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(judge, "serving", lambda device, region: names)
+    left = SimpleNamespace(node=SimpleNamespace(meta={"val": torch.empty(0, dtype=torch.bfloat16)}))
+    growth: Any = SimpleNamespace(
+        first=SimpleNamespace(left=left), program=SimpleNamespace(batched=False), rows=(rows(size, vary=vary),)
+    )
+    plan: Any = SimpleNamespace(region=region)
+    assert (judge._pays_on_a_gpu(plan, growth) is None) == kept
