@@ -60,7 +60,7 @@ class RegionPass(_Aware):
         captured: list[Captured] = capture(graph, self.options.capture_settings(), judge_for(self.options))
         for one in captured:
             if one.region and one.node:
-                runtime.submit(one.device, to_text(one.region), _values(one.node))
+                runtime.submit(one.device, to_text(one.region), _values(one.node) if self.options.compile_ahead else ())
                 if self.options.freeze and is_inference:
                     weights = one.node.meta[WEIGHTS]
                     # Inductor's own freezing makes constants of weights: nobody expects a later change to be seen.

@@ -22,6 +22,8 @@ class Options:
             rounds to the type that eager PyTorch would store there.
         freeze: inference only: weights may be prepacked. A weight that changes is packed anew.
         tune: measure each Region against what Inductor makes of it, and keep the faster.
+        compile_ahead: on a GPU, start compiling CuTe's kernels while the graph is compiled, in processes of their own that take
+            about a gigabyte each. Otherwise the first call compiles them, one after the other.
         fuse_all: keep every legal Region, also one that is not expected to pay, and raise where capture fails. For tests
             and for looking at code.
     """
@@ -29,12 +31,13 @@ class Options:
     rounding: str = "once"
     freeze: bool = False
     tune: bool = False
+    compile_ahead: bool = False
     fuse_all: bool = False
 
     def __post_init__(self) -> None:
         if self.rounding not in ROUNDINGS:
             raise OptionError("rounding", self.rounding, " or ".join(map(repr, ROUNDINGS)))
-        for name in ("freeze", "tune", "fuse_all"):
+        for name in ("freeze", "tune", "compile_ahead", "fuse_all"):
             if not isinstance(getattr(self, name), bool):
                 raise OptionError(name, getattr(self, name), "True or False")
 
