@@ -45,8 +45,8 @@ def prepare(device: str, dtype: torch.dtype) -> None:
 def submit(device: str, program: str, tensors: Sequence[Tensor] = ()) -> None:
     """Start compiling in the background: the kernel will be wanted soon.
 
-    `tensors` are the operands and the results, fake ones, by which kernels for GPUs are chosen; without them those are compiled by
-    the first call. Nothing that goes wrong here is an error: whoever calls the kernel meets it again.
+    `tensors` are the operands and the results, fake ones, by which kernels for GPUs are chosen; without them the first call
+    compiles those. Nothing that goes wrong here is an error: whoever calls the kernel meets it again.
     """
     if target_of(device, program) == "cpp":
         cpp.submit(region_of(program))

@@ -40,9 +40,19 @@ def rows(size: int, *, vary: bool) -> Any:
 )
 def test_rows_decide(region: Any, size: int, vary: bool, names: list[str], kept: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(judge, "serving", lambda device, region: names)
+    monkeypatch.setattr(judge, "_was_measured", lambda device: True)
     left = SimpleNamespace(node=SimpleNamespace(meta={"val": torch.empty(0, dtype=torch.bfloat16)}))
     growth: Any = SimpleNamespace(
         first=SimpleNamespace(left=left), program=SimpleNamespace(batched=False), rows=(rows(size, vary=vary),)
     )
     plan: Any = SimpleNamespace(region=region)
     assert (judge._pays_on_a_gpu(plan, growth) is None) == kept
+
+
+def test_nothing_is_kept_on_a_gpu_that_was_not_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(judge, "_was_measured", lambda device: False)
+    left = SimpleNamespace(node=SimpleNamespace(meta={"val": torch.empty(0, dtype=torch.bfloat16)}))
+    growth: Any = SimpleNamespace(first=SimpleNamespace(left=left), program=SimpleNamespace(batched=False), rows=(8,))
+    reason = judge._pays_on_a_gpu(SimpleNamespace(region=TANH), growth)  # type: ignore[arg-type]
+    assert reason is not None
+    assert "tune" in reason

@@ -30,9 +30,9 @@ def judge_for(options: Options) -> Judge:
             return reason
         if options.fuse_all:
             return None
-        if device in _RULES and (reason := _RULES[device](plan, growth)) is not None:
-            return reason
-        return _measured(plan, growth) if options.tune else None
+        if options.tune:
+            return _measured(plan, growth)
+        return _RULES[device](plan, growth) if device in _RULES else None
 
     return judge
 
@@ -52,7 +52,10 @@ def _pays_on_a_gpu(plan: Plan, growth: Growth) -> str | None:
 
     Rows that vary may be few and many: then cuBLAS or CuTe must be there for the many.
     """
-    dtype = growth.first.left.node.meta["val"].dtype
+    left = growth.first.left.node.meta["val"]
+    if not _was_measured(left.device):
+        return "kernels for this GPU were not measured; with options={'tune': True} they are, here"
+    dtype = left.dtype
     if dtype not in (torch.bfloat16, torch.float16):
         return f"cuBLAS is as fast for {dtype}"
     sizes = growth.rows[-1:] if growth.program.batched else growth.rows
@@ -63,6 +66,15 @@ def _pays_on_a_gpu(plan: Plan, growth: Growth) -> str | None:
     if not has_epilogue(plan.region):
         return None if few and "blas" in names else "cuBLAS is as fast for many rows without an epilogue"
     return None if "cute" in names else "no CuTe kernel of this form"
+
+
+#: Compute capabilities of the GPUs that the rules were measured on.
+_MEASURED = ((9, 0),)
+
+
+def _was_measured(device: torch.device) -> bool:
+    """Whether the rules hold for a GPU."""
+    return torch.version.cuda is not None and torch.cuda.get_device_capability(device) in _MEASURED
 
 
 #: By device type: what pays without measuring. On a CPU every legal Region does.

@@ -46,7 +46,7 @@ class Kernel(PlannedKernel):
 
     def plan(self, tensors: Sequence[Tensor]) -> Launch | None:
         """The compiled kernels of each group, and the views that they take."""
-        if not self.trusted and toolchain.refused(tensors[0].device):
+        if not self.trusted and toolchain.refused(tensors[0].device) is not False:
             return None
         if all(tensor.numel() == 0 for tensor in tensors[len(self.region.operands) :]):
             return lambda pointers, tensors: None
