@@ -355,7 +355,7 @@ class Driver {
     const int64_t row_bytes = std::max<int64_t>(1, g.k * element_bytes(g.kernels.left)), left = rows * row_bytes;
     const int64_t right = g.panels * panel_bytes(g.info->right_type, g.k) * g.info->contractions;
     if (right <= kAmxBudget) return own_rows(g);
-    const int64_t each = std::max(own_rows(g), kAmxBudget / 4 / row_bytes);
+    const int64_t each = std::max(own_rows(g), kAmxBudget / 2 / row_bytes);
     return left > kAmxBudget / 2 && (rows + each - 1) / each * right < g.panels * left ? each : 0;
   }
 
