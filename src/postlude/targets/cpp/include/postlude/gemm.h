@@ -377,7 +377,7 @@ class Driver {
     } else if (const int64_t each = packs ? 0 : rows_to_keep(g, rows); each > 0) {
       g.rows_outside = true;
       g.rows_each = pieces(round_up((rows + each - 1) / each, threads_));
-    } else {  // packing costs about as much as multiplying a few dozen rows: a thread that takes over a panel packs it again
+    } else {  // a thread that takes over a panel packs it again: not for less than 48 rows
       const int64_t wanted = (8 * threads_ + all_panels - 1) / std::max<int64_t>(1, all_panels);
       g.rows_each = pieces(std::max<int64_t>(1, std::min<int64_t>(wanted, rows / (packs ? 48 : 24))));
       if (!packs) g.rows_each = std::min<int64_t>(g.rows_each, 64 * g.block);
