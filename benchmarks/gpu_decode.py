@@ -455,7 +455,7 @@ def main() -> None:
         options.peers = ["cublas"] if options.sweep else list(PEERS)
     cells = [Cell(kind, m, *map(int, size.split("x"))) for kind in options.kinds for size in options.sizes for m in options.rows]
     payload: dict[str, Any] = {
-        "command": ["python", *sys.argv],
+        "command": ["python", "benchmarks/gpu_decode.py", *sys.argv[1:]],
         "device": torch.cuda.get_device_name(),
         "versions": {"torch": torch.__version__, "triton": triton.__version__, "cuda": torch.version.cuda},
     }

@@ -90,8 +90,8 @@ struct Group {
   bool one_left = true;   // all contractions have the same left operand
   int64_t block = kTileRows;  // rows of a block: kAmxRows where AMX multiplies
   bool all_panels = false;  // panels: a task is all panels times rows_each rows, its epilogue included
-  // panels: tasks of rows_each rows for the first `whole` panels, of tail_each rows for the others
-  int64_t whole = 0, rows_each = 0, tail_each = 0, tasks = 0, shared_at = 0;
+  bool rows_outside = false;  // panels: tasks of the same rows follow each other, not those of the same panel
+  int64_t rows_each = 0, tasks = 0, shared_at = 0;  // panels: rows of a task, tasks
 };
 
 // Rows [0, rows) in blocks: of nearly equal size, none larger than a tile of registers; with AMX of full size but for the last.
@@ -348,12 +348,22 @@ class Driver {
     return (bytes % 1024 == 0 ? bytes + 64 : bytes) / element_bytes(type);
   }
 
+  // How many rows at a time pass all panels, where that reads less from beyond L2 than all rows passing panel by panel; else 0.
+  // Measured with AMX's 2 MB of L2 only.
+  int64_t rows_to_keep(const Group &g, int64_t rows) const {
+    if (!kAmx || g.panels == 1 || rows < threads_ * kOwnTasks * own_rows(g)) return 0;
+    const int64_t row_bytes = std::max<int64_t>(1, g.k * element_bytes(g.kernels.left)), left = rows * row_bytes;
+    const int64_t right = g.panels * panel_bytes(g.info->right_type, g.k) * g.info->contractions;
+    if (right <= kAmxBudget) return own_rows(g);
+    const int64_t each = std::max(own_rows(g), kAmxBudget / 2 / row_bytes);
+    return left > kAmxBudget / 2 && (rows + each - 1) / each * right < g.panels * left ? each : 0;
+  }
+
   // Cuts a panel group into tasks.
   void spread(Group &g, int64_t all_panels) {
     const int64_t rows = super_;
     if (g.all_panels) {
       const int64_t count = round_up((rows + own_rows(g) - 1) / own_rows(g), threads_);
-      g.whole = 1;
       g.rows_each = amx(g) ? round_up((rows + count - 1) / count, kAmxRows) : (rows + count - 1) / count;
       g.tasks = (rows + g.rows_each - 1) / g.rows_each;
       return;
@@ -362,25 +372,18 @@ class Driver {
     bool packs = false;
     for (int c = 0; c < g.info->contractions; ++c) packs = packs || form(g, g.right[c], rows, 0) == Form::pack;
     const auto pieces = [&](int64_t count) { return round_up((rows + count - 1) / count, g.block); };
-    g.whole = g.panels;
     if (threads_ == 1) {
       g.rows_each = rows;
-    } else if (packs) {  // a panel is packed anew for each range of rows, so as few ranges as there must be
-      if (all_panels >= threads_) {
-        g.rows_each = rows;
-        const int64_t tail = g.panels % threads_;
-        if (tail > 0 && g.panels < 8 * threads_ && rows >= 16 * kTileRows) g.whole = g.panels - tail, g.tail_each = pieces(threads_);
-      } else {
-        g.rows_each = pieces(std::max<int64_t>(1, std::min<int64_t>((2 * threads_ + all_panels - 1) / all_panels, rows / 48)));
-      }
-    } else {
+    } else if (const int64_t each = packs ? 0 : rows_to_keep(g, rows); each > 0) {
+      g.rows_outside = true;
+      g.rows_each = pieces(round_up((rows + each - 1) / each, threads_));
+    } else {  // a thread that takes over a panel packs it again: not for less than 48 rows
       const int64_t wanted = (8 * threads_ + all_panels - 1) / std::max<int64_t>(1, all_panels);
-      g.rows_each = pieces(std::max<int64_t>(1, std::min<int64_t>(wanted, rows / 24)));
-      g.rows_each = std::min<int64_t>(g.rows_each, 64 * g.block);
+      g.rows_each = pieces(std::max<int64_t>(1, std::min<int64_t>(wanted, rows / (packs ? 48 : 24))));
+      if (!packs) g.rows_each = std::min<int64_t>(g.rows_each, 64 * g.block);
     }
     g.rows_each = std::max<int64_t>(g.rows_each, 1);
-    const auto ranges = [&](int64_t each) { return each > 0 ? (rows + each - 1) / each : 0; };
-    g.tasks = g.whole * ranges(g.rows_each) + (g.panels - g.whole) * ranges(g.tail_each);
+    g.tasks = g.panels * ((rows + g.rows_each - 1) / g.rows_each);
   }
 
   // --- what each thread does ---------------------------------------------------------------------------------------------
@@ -436,6 +439,8 @@ class Driver {
     int turn = 0;  // which of two accumulator tiles comes next
     const char *paired = nullptr;  // the rows whose pairs stand in kLeftPairs, and how many
     int64_t paired_rows = 0, paired_stride = 0, paired_k = 0;
+    const Group *held = nullptr;  // whose panel, packed from natural weights, stands in kPanel, and which
+    int64_t held_panel = 0, held_item = 0;
 
     void finish() { pending.finish(pending.rows); }
   };
@@ -501,7 +506,8 @@ class Driver {
     int64_t step, second;  // of that prefetch
   };
 
-  Panel panel(const Group &g, int c, int64_t p, int64_t item, int64_t rows, char *room) const {
+  // `held`: the room has it already, if it must be packed at all.
+  Panel panel(const Group &g, int c, int64_t p, int64_t item, int64_t rows, char *room, bool held = false) const {
     const Right &r = g.right[c];
     const Element e = g.info->right_type;
     const View &v = r.view;
@@ -518,7 +524,7 @@ class Driver {
       }
       case Form::pack: break;
     }
-    pack_right(g, c, p, item, room);
+    if (!held) pack_right(g, c, p, item, room);
     return {g.kernels.panel, room, 0, kPanelBytes, per, 0, 0, 0};
   }
 
@@ -556,16 +562,10 @@ class Driver {
       task -= g.tasks;
     }
     const Group &g = groups_[tile.group];
-    int64_t each = g.rows_each, ranges = (super_ + each - 1) / each;
-    if (task >= g.whole * ranges) {
-      task -= g.whole * ranges;
-      each = g.tail_each;
-      ranges = (super_ + each - 1) / each;
-      tile.panel = g.whole;
-    }
-    tile.panel += task / ranges;
-    tile.begin = task % ranges * each;
-    tile.end = std::min(rows, tile.begin + each);
+    const int64_t ranges = (super_ + g.rows_each - 1) / g.rows_each;
+    tile.panel = g.rows_outside ? task % g.panels : task / ranges;
+    tile.begin = (g.rows_outside ? task / g.panels : task % ranges) * g.rows_each;
+    tile.end = std::min(rows, tile.begin + g.rows_each);
     return tile;
   }
 
@@ -634,7 +634,10 @@ class Driver {
     const int columns = static_cast<int>(std::min(g.width, g.n - p * g.width));
     char *room = static_cast<char *>(scratch(kPanel, room_bytes * contractions));
     Panel b[kMaxContractions];
-    for (int c = 0; c < contractions; ++c) b[c] = panel(g, c, p, item, pack_rows, room + c * room_bytes);
+    // Tasks of a panel's rows follow each other: only a thread that takes over another's packs it again.
+    const bool held = worker.held == &g && worker.held_panel == p && worker.held_item == item;
+    for (int c = 0; c < contractions; ++c) b[c] = panel(g, c, p, item, pack_rows, room + c * room_bytes, held);
+    worker.held = &g, worker.held_panel = p, worker.held_item = item;
 
     const Blocks blocks(rows, g.block);
     int64_t depth = g.k;  // k at a time, so that a panel stays in L2 while the rows pass
