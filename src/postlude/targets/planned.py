@@ -5,6 +5,7 @@ look it up, in C (plans.c) where that can be had.
 """
 
 import threading
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property
@@ -39,16 +40,16 @@ def elsewhere(function: Callable[[], T]) -> T:
         return thread.submit(function).result()
 
 
-class PlannedKernel:
+class PlannedKernel(ABC):
     """Callable with the operands and the results, tensors of one GPU. A subclass says how to plan."""
 
     def __init__(self) -> None:
         self._plans: dict[tuple[object, ...], Launch | None] = {}
         self._lock = threading.Lock()
 
+    @abstractmethod
     def plan(self, tensors: Sequence[Tensor]) -> Launch | None:
         """What to launch for tensors like these, on the current device, or None if the kernels can't take them as they lie."""
-        raise NotImplementedError
 
     def settings(self) -> object:
         """What else a plan depends on, read anew for each call; None where that is nothing, and always will be."""

@@ -18,7 +18,7 @@ from triton.compiler import ASTSource
 from postlude.ir import OPS, Region, parse, verify
 from postlude.targets.triton.codegen import CHAINED, WORKSPACE
 from postlude.targets.triton.configs import Config
-from postlude.targets.triton.launcher import load_module
+from postlude.targets.triton.launcher import constants_of, load_module
 
 TARGETS = {
     "sm_75": GPUTarget("cuda", 75, 32),
@@ -44,18 +44,7 @@ def compile_for(region: Region, config: Config, target: GPUTarget, even: bool = 
     kinds += ["i32"] * len(CHAINED if config.chained else ())
     kinds += ["i32"] * len(source.sizes)
     kinds += [1 if axes[s.tensor][-1] == s.axis else "i32" for s in source.strides]
-    constants = {
-        "BLOCK_M": config.block_m,
-        "BLOCK_N": config.block_n,
-        "BLOCK_K": config.block_k,
-        "GROUP_M": config.group_m,
-        "SPLIT": config.split_k > 1,
-        "STAGES": config.stages,
-        "SWAP": config.swap,
-        "PRECISION": "ieee",
-        "EVEN_K": even,
-        "INDEX": tl.int32,
-    }
+    constants = constants_of(config, even_k=even, index=tl.int32, precision="ieee")
     function = getattr(module, config.form)
     signature, fixed, attributes = {}, {}, {}
     for position, name in enumerate(function.arg_names):

@@ -29,7 +29,7 @@ from postlude.ir import Region
 from postlude.targets.aten.interpreter import axis_sizes, batch_shape
 from postlude.targets.planned import ALIGNMENT, Launch, PlannedKernel
 from postlude.targets.triton import configs
-from postlude.targets.triton.codegen import Source, generate
+from postlude.targets.triton.codegen import CONSTANTS, Source, generate
 from postlude.targets.triton.configs import Config, Device, Problem
 from postlude.targets.triton.cuda_driver import cuda_launch
 from postlude.targets.triton.layout import Extension, extensions, reach
@@ -115,6 +115,23 @@ class _Copying:
                 tensors[index].copy_(dense[index])
 
 
+def constants_of(config: Config, *, even_k: bool, index: Any, precision: str) -> dict[str, Any]:
+    """A kernel's constant arguments, in the order in which it takes them."""
+    values = {
+        "BLOCK_M": config.block_m,
+        "BLOCK_N": config.block_n,
+        "BLOCK_K": config.block_k,
+        "GROUP_M": config.group_m,
+        "SPLIT": config.split_k > 1,
+        "STAGES": config.stages,
+        "SWAP": config.swap,
+        "PRECISION": precision,
+        "EVEN_K": even_k,
+        "INDEX": index,
+    }
+    return {name: values[name] for name in CONSTANTS[config.form]}
+
+
 @dataclass(frozen=True)
 class _Call:
     """One call to plan: the tensors, how each lies, the sizes of all axes."""
@@ -181,20 +198,7 @@ class _Call:
         """The constant arguments, in the order in which the kernel takes them."""
         wide = any(reach(tensor.shape, tensor.stride()) >= _WIDE for tensor in self.tensors)
         even = all(self.sizes[self.region.contraction_axes(c)[0]] % config.block_k == 0 for c in self.region.contractions)
-        common = {"EVEN_K": even, "INDEX": tl.int64 if wide else tl.int32}
-        if config.form == "gemv":
-            return {"BLOCK_N": config.block_n, "BLOCK_K": config.block_k, "STAGES": config.stages, **common}
-        return {
-            "BLOCK_M": config.block_m,
-            "BLOCK_N": config.block_n,
-            "BLOCK_K": config.block_k,
-            "GROUP_M": config.group_m,
-            "SPLIT": config.split_k > 1,
-            "STAGES": config.stages,
-            "SWAP": config.swap,
-            "PRECISION": self.precision,
-            **common,
-        }
+        return constants_of(config, even_k=even, index=tl.int64 if wide else tl.int32, precision=self.precision)
 
     def can_prefetch(self) -> bool:
         """Whether all weights lie along k, in whole units of 16 bytes."""
