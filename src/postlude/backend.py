@@ -22,6 +22,7 @@ from torch.fx import Graph, GraphModule, Node
 from postlude import runtime
 from postlude.capture import Captured, capture
 from postlude.capture.heads import share_heads
+from postlude.capture.masks import drop_masks
 from postlude.capture.rewrite import WEIGHTS
 from postlude.inductor import FROZEN, register
 from postlude.ir import to_text
@@ -53,6 +54,7 @@ class RegionPass(_Aware):
             self.first(graph)
         try:
             share_heads(graph)
+            drop_masks(graph)
         except Exception as error:  # the user's model must not fail for a fault of ours
             if self.options.fuse_all:
                 raise
