@@ -14,7 +14,7 @@ from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from postlude.capture.masks import MASKED, drop_masks, meaning
 
 aten = torch.ops.aten
-LEAST = torch.finfo(torch.bfloat16).min
+LEAST = torch.finfo(torch.float16).min
 
 
 def positions(x: Tensor) -> tuple[Tensor, Tensor]:
@@ -52,6 +52,12 @@ def packed(x: Tensor) -> Tensor:
     queries, keys = torch.arange(length)[None, None, :, None], torch.arange(length)[None, None, None, :]
     causal = torch.ones((), dtype=torch.bool) & (at[number, keys] <= at[number, queries])
     return (causal & (sequence[number, queries] == sequence[number, keys])).expand(batch, -1, length, length)
+
+
+def padded(x: Tensor) -> Tensor:
+    """As for memory-efficient attention, which reads rows of a whole number of vectors."""
+    bias = torch.where(ranges(x), 0.0, -65536.0)
+    return torch.nn.functional.pad(bias, [0, 8 - x.shape[2] % 8])[:, : x.shape[2]]
 
 
 def wide_window(x: Tensor) -> Tensor:
@@ -125,7 +131,7 @@ def no_bias(x: Tensor) -> Tensor:
 
 
 MASKS: list[tuple[Callable[[Tensor], Tensor], str | None]] = [
-    *((mask, "causal") for mask in (ranges, triangle, other_triangle, filled, packed, wide_window)),
+    *((mask, "causal") for mask in (ranges, triangle, other_triangle, filled, packed, padded, wide_window)),
     *((mask, None) for mask in (narrow_window, strict, one_ahead, prefix, backwards, two_sequences, first_key_apart)),
     *((mask, None) for mask in (from_input, shifted, mild)),
     *((mask, "all") for mask in (everything, no_bias)),

@@ -293,6 +293,19 @@ def _cat(of: Elements, node: Node, index: Index) -> Element:
     raise Unknown(node.name)
 
 
+def _pad(of: Elements, node: Node, index: Index) -> Element:
+    """Only what is not padding."""
+    source, amounts = node.args[:2]
+    at = list(index)
+    for place, before in enumerate(amounts[::2]):  # type: ignore[index]
+        dim = len(index) - 1 - place
+        at[dim] = sympy.expand(at[dim] - size(before))
+        length = size(source.meta["val"].shape[dim])  # type: ignore[union-attr]
+        if of.atleast0(at[dim]) != TRUE or of.atleast0(length - 1 - at[dim]) != TRUE:
+            raise Unknown(node.name)
+    return of.argument(source, tuple(at))
+
+
 def _cumsum(of: Elements, node: Node, index: Index) -> Element:
     """Only of what is the same number all along the dimension."""
     dim = int(node.args[1]) % len(index)  # type: ignore[arg-type]
@@ -418,6 +431,7 @@ _RULES: dict[Any, Rule] = {
     aten.slice.Tensor: _slice,
     aten.index.Tensor: _index,
     aten.cat.default: _cat,
+    aten.constant_pad_nd.default: _pad,
     aten.cumsum.default: _cumsum,
     aten.where.self: _where,
     aten.bitwise_and.Tensor: _and,

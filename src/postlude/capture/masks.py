@@ -27,8 +27,8 @@ MASKED = (
     aten._scaled_dot_product_efficient_attention_backward.default,
 )
 
-#: Adding this or less hides a score: the least bfloat16 is what models write for minus infinity.
-_HIDDEN = torch.finfo(torch.bfloat16).min
+#: Adding this or less hides a score: for minus infinity models write the least number of a type, and PyTorch gives cuDNN -65536.
+_HIDDEN = torch.finfo(torch.float16).min
 
 
 def drop_masks(graph: Graph) -> int:
