@@ -297,7 +297,7 @@ def _pad(of: Elements, node: Node, index: Index) -> Element:
     """Only what is not padding."""
     source, amounts = node.args[:2]
     at = list(index)
-    for place, before in enumerate(amounts[::2]):  # type: ignore[index]
+    for place, before in enumerate(amounts[::2]):  # type: ignore[index, arg-type]
         dim = len(index) - 1 - place
         at[dim] = sympy.expand(at[dim] - size(before))
         length = size(source.meta["val"].shape[dim])  # type: ignore[union-attr]
