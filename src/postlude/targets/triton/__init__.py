@@ -1,6 +1,8 @@
 """Target `triton`: Regions as Triton kernels, for any GPU that Triton serves.
 
 codegen.py       Region -> Triton source
+attention.py     the kernel of an attention
+writer.py        what all kernels share
 codegen_ops.py   each op as a Triton expression
 configs.py       which kernel in which tiles: tables per architecture
 layout.py        how tensors lie in memory

@@ -5,46 +5,39 @@
     gemv    few rows, weights that lie along k: each program multiplies whole rows of the weight, without tensor cores
     gemm    anything: tiles with tl.dot, in either orientation, k split over several programs where there are few tiles
 
-A program of a kernel works for one group, so q, k and v are one launch. The epilogue takes index tensors of rows and columns
-that broadcast against each other, so it does not know which kernel calls it, nor which way a tile lies.
-
-The text is for people too (`explain` shows it): each line of an epilogue carries the statement of the Region that it stands
-for. `p_` is the pointer to an operand, `s_` its stride along an axis, `r0` the first result, `v` a value.
+A program of a kernel works for one group, so q, k and v are one launch. Attention has a kernel of its own in place of the two
+(attention.py). What all kernels share is in writer.py.
 """
 
-import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cached_property
 
 import torch
 
 from postlude.errors import PostludeError
-from postlude.ir import Apply, Const, Contract, Extent, Group, Reduce, Region, Round, Statement, to_text
+from postlude.ir import Apply, Contract, Group, Reduce, Region, to_text
 from postlude.ir.region import ROW_AXES
-from postlude.targets.triton.codegen_ops import EXPRESSIONS, FUNCTIONS, POWERS, PRECISE
-
-#: Storage types as Triton names them.
-TYPES: dict[torch.dtype, str] = {
-    torch.float32: "tl.float32",
-    torch.float64: "tl.float64",
-    torch.bfloat16: "tl.bfloat16",
-    torch.float16: "tl.float16",
-    torch.bool: "tl.int1",
-}
+from postlude.targets.triton import attention
+from postlude.targets.triton.codegen_ops import FUNCTIONS
+from postlude.targets.triton.writer import TYPES, Stride, Writer, definition, indented, load, value
 
 #: Constants that each kernel takes: tile sizes, what is known about the call, and for `gemm` the orientation of a tile.
 CONSTANTS: dict[str, tuple[str, ...]] = {
     "gemv": ("BLOCK_N", "BLOCK_K", "STAGES", "EVEN_K", "INDEX"),
     "gemm": ("BLOCK_M", "BLOCK_N", "BLOCK_K", "GROUP_M", "SPLIT", "STAGES", "SWAP", "PRECISION", "EVEN_K", "INDEX"),
+    "attention": ("BLOCK_M", "BLOCK_N", "BLOCK_K", "BLOCK_O", "SPLIT", "STAGES", "PRECISION", "INDEX"),
 }
 
-#: Integers that kernels take between workspace and sizes if they start before the kernel ahead has ended: bytes of each column
-#: that they have brought to L2 before they wait for it, and steps along k before their end at which they let the next one start.
-CHAINED = ("prefetch", "release")
+#: Integers that a kernel takes between workspace and sizes if it starts before the kernel ahead has ended: bytes of each column
+#: that it has brought to L2 before it waits for that, and steps along k before its end at which it lets the next one start.
+CHAINED: dict[str, tuple[str, ...]] = {"gemv": ("prefetch", "release"), "gemm": ("prefetch", "release"), "attention": ()}
 
 #: What each kernel takes between the tensors and the sizes: workspace, and how many programs share a tile's sum.
-WORKSPACE: dict[str, tuple[str, ...]] = {"gemv": (), "gemm": ("partials", "counters", "splits")}
+WORKSPACE: dict[str, tuple[str, ...]] = {
+    "gemv": (),
+    "gemm": ("partials", "counters", "splits"),
+    "attention": ("partials", "counters", "splits"),
+}
 
 #: Brings weights to L2 before the kernel ahead has ended. Nothing is read, so the kernel ahead may still write them.
 _PREFETCH = '''@triton.jit
@@ -58,9 +51,6 @@ def bring(first, stride, columns, span, most):
     )
 '''
 
-_COMMENT_COLUMN = 64
-_AXIS_ORDER = "bmkn"
-
 
 class UnsupportedRegion(PostludeError):
     """The triton target has no kernel of this form; the Region runs on another target."""
@@ -69,19 +59,6 @@ class UnsupportedRegion(PostludeError):
         super().__init__(
             f"The triton target can't generate this Region: {reason}. Use target 'aten' for it, or split the Region."
         )
-
-
-@dataclass(frozen=True)
-class Stride:
-    """An integer argument: how `tensor` (operands first, then results) moves in memory along `axis`.
-
-    Where an axis stands for dimensions that no single stride describes, it has an `inner` size, and an `outer` stride for
-    what goes beyond it, besides its `step`.
-    """
-
-    tensor: int
-    axis: str
-    part: str = "step"
 
 
 @dataclass(frozen=True)
@@ -108,11 +85,13 @@ def generate(region: Region, rows: int = 1, split: frozenset[tuple[int, str]] = 
     reason = obstacle(region)
     if reason is not None:
         raise UnsupportedRegion(reason)
-    return _Writer(region, rows, split, chained).source()
+    return _Module(region, rows, split, chained).source()
 
 
 def obstacle(region: Region) -> str | None:
     """Why there is no kernel for the Region, or None."""
+    if attention.softmax_of(region) is not None:
+        return None
     for statement in region.body:
         if isinstance(statement, Reduce):
             return f"%{statement.name} reduces over whole rows, and a program has only a part of each row"
@@ -135,60 +114,8 @@ def obstacle(region: Region) -> str | None:
     return None
 
 
-class _Writer:
+class _Module(Writer):
     """Writes one module."""
-
-    def __init__(self, region: Region, rows: int, split: frozenset[tuple[int, str]], chained: bool) -> None:
-        self.region = region
-        self.rows = rows
-        self.split = split
-        self.chained = chained
-        self.constants = {s.name: s.value for s in region.body if isinstance(s, Const)}
-        self.contracted = {name for c in region.contractions for name in c.inputs}
-        texts = to_text(region, lines=True).splitlines()[1 + len(region.operands) :]
-        self.comments = {s.name: text.strip() for s, text in zip(region.body, texts, strict=False)}
-
-    # What the kernels take ------------------------------------------------------------------------------------------------
-
-    @cached_property
-    def pointers(self) -> tuple[str, ...]:
-        """Names of the pointers: operands, then results."""
-        return (*(f"p_{o.name}" for o in self.region.operands), *(f"r{i}" for i in range(len(self.region.yields))))
-
-    @cached_property
-    def sizes(self) -> tuple[str, ...]:
-        """Axes whose sizes the kernels take. The batch stands among them as `b`."""
-        return tuple(axis for axis in self.region.axes if axis != "b" or self.region.batched)
-
-    def strides_of(self, tensor: int) -> Iterator[Stride]:
-        """The strides of one tensor, by axes in a fixed order."""
-        for axis in sorted(self.axes_of(tensor), key=lambda a: _AXIS_ORDER.index(a[0])):
-            yield Stride(tensor, axis)
-            if (tensor, axis) in self.split:
-                yield from (Stride(tensor, axis, "inner"), Stride(tensor, axis, "outer"))
-
-    def axes_of(self, tensor: int) -> tuple[str, ...]:
-        """The axes of an operand or result."""
-        count = len(self.region.operands)
-        return self.region.operands[tensor].axes if tensor < count else self.region.yields[tensor - count].axes
-
-    def name(self, stride: Stride) -> str:
-        """The argument's name."""
-        count = len(self.region.operands)
-        of = f"s_{self.region.operands[stride.tensor].name}" if stride.tensor < count else f"r{stride.tensor - count}"
-        return f"{of}_{stride.axis}{'' if stride.part == 'step' else '_' + stride.part}"
-
-    def at(self, tensor: int, index: dict[str, str]) -> str:
-        """The address of a tensor's element, or of many, for an index along each axis."""
-        terms = [self.pointers[tensor]]
-        for axis in sorted(self.axes_of(tensor), key=lambda a: _AXIS_ORDER.index(a[0])):
-            step, at = self.name(Stride(tensor, axis)), index[axis]
-            if (tensor, axis) in self.split:
-                inner, outer = (self.name(Stride(tensor, axis, part)) for part in ("inner", "outer"))
-                terms.append(f"{at} // {inner} * {outer} + {at} % {inner} * {step}")
-            else:
-                terms.append(f"{at} * {step}")
-        return " + ".join(terms)
 
     # The module -----------------------------------------------------------------------------------------------------------
 
@@ -203,39 +130,52 @@ class _Writer:
             + "from triton.language.extra import libdevice\n",
             *([_PREFETCH] if self.chained else []),
             *(FUNCTIONS[name] for name in sorted(used)),
-            *(self.epilogue(group) for group in self.region.groups),
-            self.kernel("gemv"),
-            self.kernel("gemm"),
+            *self.kernels(),
         ]
         return Source("\n\n".join(parts), self.sizes, strides)
 
-    def kernel(self, form: str) -> str:
-        """One kernel: the part of each group, chosen by the program's number."""
+    def kernels(self) -> Iterator[str]:
+        """The kernels, after the functions that they call."""
+        softmax = attention.softmax_of(self.region)
+        if softmax is None:
+            for group in self.region.groups:
+                yield self.function(f"epilogue_{group.column}", group)
+            yield self.kernel("gemv", self.parts("gemv"))
+            yield self.kernel("gemm", self.parts("gemm"))
+        else:
+            yield attention.scores_function(self, softmax)
+            yield self.function(f"epilogue_{softmax.output.column}", softmax.output)
+            yield self.kernel("attention", attention.body(self, softmax))
+
+    def kernel(self, form: str, body: Iterator[str]) -> str:
+        """One kernel with its head."""
         strides = [self.name(s) for t in range(len(self.pointers)) for s in self.strides_of(t)]
         constants = [f"{name}: tl.constexpr" for name in CONSTANTS[form]]
-        chained = CHAINED if self.chained else ()
+        chained = CHAINED[form] if self.chained else ()
         counts = [axis for axis in self.sizes if axis in ROW_AXES] + [name for name in WORKSPACE[form] if name == "splits"]
         counts += chained
         names = ", ".join(f'"{name}"' for name in counts)
         lines = [f"@triton.jit(do_not_specialize=[{names}])"]
-        lines += _definition(form, [*self.pointers, *WORKSPACE[form], *chained, *self.sizes, *strides, *constants])
-        lines.append("    program = tl.program_id(0)")
+        lines += definition(form, [*self.pointers, *WORKSPACE[form], *chained, *self.sizes, *strides, *constants])
+        return "\n".join([*lines, "    program = tl.program_id(0)", *indented(body)]) + "\n"
+
+    def parts(self, form: str) -> Iterator[str]:
+        """The part of each group, chosen by the program's number."""
         body = self.gemv if form == "gemv" else self.gemm
         last = len(self.region.groups) - 1
         for number, group in enumerate(self.region.groups):
             if not last:
-                lines += _indented(body(group))
+                yield from body(group)
                 continue
             programs = f"programs_{group.column}"
             if number < last:
-                lines.append(f"    {programs} = {self.programs(form, group)}")
-                lines.append(f"    if (program >= 0) & (program < {programs}):")
+                yield f"{programs} = {self.programs(form, group)}"
+                yield f"if (program >= 0) & (program < {programs}):"
             else:
-                lines.append("    if program >= 0:")
-            lines += _indented(body(group), 2)
+                yield "if program >= 0:"
+            yield from indented(body(group))
             if number < last:
-                lines.append(f"    program -= {programs}")
-        return "\n".join(lines) + "\n"
+                yield f"program -= {programs}"
 
     def programs(self, form: str, group: Group) -> str:
         """How many programs work for a group."""
@@ -261,7 +201,7 @@ class _Writer:
         yield from self.loads(group, "columns[None, :]")
         for contraction in group.contractions:
             for row in range(self.rows):
-                yield f"{_value(contraction.name)}_{row} = tl.zeros([BLOCK_N, BLOCK_K], {type})"
+                yield f"{value(contraction.name)}_{row} = tl.zeros([BLOCK_N, BLOCK_K], {type})"
         lefts = _by_left(group)
         for left, contractions in lefts:
             k = self.contracted_axis(contractions[0])
@@ -270,16 +210,16 @@ class _Writer:
             for row in range(self.rows):
                 mask = f"(at < {k}) & (row{row} < m)" if row else f"at < {k}"
                 address = self.at(self.region.operand_index[left], {"b": "batch", "m": f"row{row}", k: "at"})
-                yield f"    x{row} = {_load(address, mask)}.to({type})"
+                yield f"    x{row} = {load(address, mask)}.to({type})"
             for contraction in contractions:
                 address = self.at(self.region.operand_index[contraction.right], {"b": "batch", n: "cols", k: "at"})
-                yield f"    w = {_load(address, _mask(f'(cols < {n})', f'(at < {k})'))}.to({type})"
+                yield f"    w = {load(address, _mask(f'(cols < {n})', f'(at < {k})'))}.to({type})"
                 for row in range(self.rows):
-                    yield f"    {_value(contraction.name)}_{row} += w * x{row}"
+                    yield f"    {value(contraction.name)}_{row} += w * x{row}"
         for row in range(self.rows):
-            sums = [f"tl.sum({_value(c.name)}_{row}, axis=1)[None, :]" for c in group.contractions]
-            call = self.call(group, f"row{row}", "columns[None, :]", sums)
-            yield from call if row == 0 else _indented(call, before=[f"if {row} < m:"])
+            sums = [f"tl.sum({value(c.name)}_{row}, axis=1)[None, :]" for c in group.contractions]
+            call = self.call(f"epilogue_{n}", group, f"row{row}", "columns[None, :]", sums)
+            yield from [call] if row == 0 else indented([call], before=[f"if {row} < m:"])
 
     def gemm(self, group: Group) -> Iterator[str]:
         """One tile with tl.dot, or a part of its sum over k."""
@@ -306,14 +246,14 @@ class _Writer:
         yield from self.start(group, "(block_n * BLOCK_N).to(INDEX)", split=True)
         yield from self.loads(group, "cols")
         for contraction in group.contractions:
-            yield f"{_value(contraction.name)} = tl.zeros([BLOCK_N, BLOCK_M] if SWAP else [BLOCK_M, BLOCK_N], {type})"
+            yield f"{value(contraction.name)} = tl.zeros([BLOCK_N, BLOCK_M] if SWAP else [BLOCK_M, BLOCK_N], {type})"
         lefts = _by_left(group)
         for left, contractions in lefts:
             yield from self.product(left, contractions, n, type, last=left == lefts[-1][0])
-        accumulators = [_value(c.name) for c in group.contractions]
-        call = self.call(group, "rows", "cols", accumulators)
+        accumulators = [value(c.name) for c in group.contractions]
+        call = self.call(f"epilogue_{n}", group, "rows", "cols", accumulators)
         yield "if not SPLIT:"
-        yield from _indented(call)
+        yield from indented([call])
         yield "else:"
         most = max(len(g.contractions) for g in self.region.groups)
         yield "    # Each program leaves its part; the last one of a tile to arrive adds the parts, always in the same order."
@@ -330,7 +270,7 @@ class _Writer:
             yield "        for other in range(splits):"
             place = f"((mine - part + other) * {most} + {index}) * (BLOCK_M * BLOCK_N)"
             yield f'            {accumulator} += tl.load(partials + {place} + inside, cache_modifier=".cg")'
-        yield from _indented(call, 2)
+        yield from indented([call], 2)
 
     def product(self, left: str, contractions: list[Contract], n: str, type: str, *, last: bool) -> Iterator[str]:
         """The loop over k for contractions of one left operand, which is loaded once for all."""
@@ -339,14 +279,14 @@ class _Writer:
         yield from _part_of(k)
         yield from self.loop("begin", "end", last=last)
         address = self.at(operands[left], {"b": "batch", "m": "rows", k: "(start + k_left)"})
-        yield f"    x = {_load(address, _mask('(rows < m)', f'(start + k_left < {k})'))}"
+        yield f"    x = {load(address, _mask('(rows < m)', f'(start + k_left < {k})'))}"
         for contraction in contractions:
             address = self.at(operands[contraction.right], {"b": "batch", n: "cols", k: "(start + k_right)"})
-            yield f"    w = {_load(address, _mask(f'(cols < {n})', f'(start + k_right < {k})'))}"
+            yield f"    w = {load(address, _mask(f'(cols < {n})', f'(start + k_right < {k})'))}"
             dtypes = [self.region.operands[operands[name]].dtype for name in contraction.inputs]
             common = TYPES[torch.promote_types(*dtypes)] if contraction.accumulate != torch.float64 else "tl.float64"
             a, b = (name if TYPES[dtype] == common else f"{name}.to({common})" for name, dtype in zip("xw", dtypes, strict=True))
-            accumulator = _value(contraction.name)
+            accumulator = value(contraction.name)
             options = f"input_precision=PRECISION, out_dtype={type}"
             yield "    if SWAP:"
             yield f"        {accumulator} = tl.dot({b}, {a}, {accumulator}, {options})"
@@ -374,7 +314,7 @@ class _Writer:
         for contraction in group.contractions:
             right, k = self.region.operand_index[contraction.right], self.contracted_axis(contraction)
             if split:
-                yield from _indented(_part_of(k))
+                yield from indented(_part_of(k))
             address = self.at(right, {"b": "batch", n: column, k: "begin" if split else "0"})
             columns = f"min(BLOCK_N, {n} - {column})"
             span = "end - begin" if split else k
@@ -382,91 +322,6 @@ class _Writer:
         yield "gdc_wait()"
         yield "if release == 0:"
         yield "    gdc_launch_dependents()"
-
-    # The epilogue ---------------------------------------------------------------------------------------------------------
-
-    def read(self, group: Group) -> list[int]:
-        """Operands that a group's epilogue reads, by their position."""
-        used = {name for s in group.statements for name in s.inputs}
-        return [i for i, o in enumerate(self.region.operands) if o.name in used and o.name not in self.contracted]
-
-    def early(self, group: Group) -> list[int]:
-        """Of these, the ones that are loaded before the sum is computed: few values, for which no program then waits."""
-        return [t for t in self.read(group) if "m" not in self.region.operands[t].axes]
-
-    def loads(self, group: Group, cols: str) -> Iterator[str]:
-        """The early loads. They are converted later, where they are needed: that is where a GPU waits."""
-        for tensor in self.early(group):
-            yield f"early_{self.region.operands[tensor].name} = {self.load(tensor, {'b': 'batch', group.column: cols}, cols)}"
-
-    def load(self, tensor: int, index: dict[str, str], cols: str) -> str:
-        """The load of an operand that the epilogue reads."""
-        masks = {"m": "(rows < m)", **{axis: f"({cols} < {axis})" for axis in index if axis[0] == "n"}}
-        mask = " & ".join(masks[axis] for axis in self.region.operands[tensor].axes if axis in masks)
-        # A scalar too is loaded as a tile, of one element, so that all values have two dimensions.
-        at = self.at(tensor, index) + ("" if mask else " + tl.zeros([1, 1], tl.int32)")
-        return f"tl.load({at}{mask and ', mask=' + mask})"
-
-    def arguments(self, group: Group) -> list[str]:
-        """What an epilogue takes besides its indices and accumulators, under the names that the kernels have too."""
-        count = len(self.region.operands)
-        early = self.early(group)
-        tensors = [*(t for t in self.read(group) if t not in early), *(count + index for index, _ in group.yields)]
-        extents = {s.axis for s in group.statements if isinstance(s, Extent)}
-        sizes = [axis for axis in self.sizes if axis in extents | {"m", group.column}]
-        values = [f"early_{self.region.operands[t].name}" for t in early]
-        return [*values, *sizes, *(a for t in tensors for a in (self.pointers[t], *(self.name(s) for s in self.strides_of(t))))]
-
-    def call(self, group: Group, rows: str, cols: str, accumulators: list[str]) -> list[str]:
-        """A call of a group's epilogue."""
-        batch = ["batch"] if self.region.batched else []
-        return [f"epilogue_{group.column}({', '.join([*batch, rows, cols, *accumulators, *self.arguments(group)])})"]
-
-    def epilogue(self, group: Group) -> str:
-        """The epilogue of one group: loads what the program reads, computes, rounds once, stores."""
-        n, type = group.column, self.arithmetic(group)
-        batch = ["batch"] if self.region.batched else []
-        accumulators = [_value(c.name) for c in group.contractions]
-        lines = ["@triton.jit"]
-        lines += _definition(f"epilogue_{n}", [*batch, "rows", "cols", *accumulators, *self.arguments(group)])
-        index = {"b": "batch", "m": "rows", n: "cols"}
-        masks = {"m": "(rows < m)", n: f"(cols < {n})"}
-        for tensor in self.read(group):
-            operand = self.region.operands[tensor]
-            load = f"early_{operand.name}" if tensor in self.early(group) else self.load(tensor, index, "cols")
-            lines.append(f"    {_value(operand.name)} = {load}{'' if operand.dtype == torch.bool else f'.to({type})'}")
-        precise = group.before_jumps() if type == "tl.float32" else ()
-        for statement in group.statements:
-            code = f"    {_value(statement.name)} = {self.expression(statement, type, precise=statement.name in precise)}"
-            lines.append(f"{code:<{_COMMENT_COLUMN}}  # {self.comments[statement.name]}")
-        for index_, result in group.yields:
-            at = self.at(len(self.region.operands) + index_, index)
-            value = f"{_value(result.value)}.to({TYPES[result.dtype]})"
-            lines.append(f"    tl.store({at}, {value}, mask={masks['m']} & {masks[n]})")
-        return "\n".join(lines) + "\n"
-
-    def expression(self, statement: Statement, type: str, *, precise: bool) -> str:
-        """The expression of one statement."""
-        if isinstance(statement, Const):
-            return f"tl.full([1, 1], {_literal(statement.value)}, {type})"
-        if isinstance(statement, Extent):
-            return f"tl.full([1, 1], {statement.axis}, {type})"
-        if isinstance(statement, Round):
-            return f"{_value(statement.input)}.to({TYPES[statement.dtype]}).to({type})"
-        assert isinstance(statement, Apply)
-        inputs = [_value(name) for name in statement.inputs]
-        if statement.op == "pow" and (power := POWERS.get(self.constants.get(statement.inputs[1], math.nan))):
-            return power.format(*inputs)
-        expressions = EXPRESSIONS | PRECISE if precise else EXPRESSIONS
-        return expressions[statement.op].format(*inputs, type=type)
-
-    def arithmetic(self, group: Group) -> str:
-        """Type of a group's arithmetic."""
-        return TYPES[group.contractions[0].accumulate]
-
-    def contracted_axis(self, contraction: Contract) -> str:
-        """The axis that is summed over."""
-        return self.region.contraction_axes(contraction)[0]
 
 
 def _by_left(group: Group) -> list[tuple[str, list[Contract]]]:
@@ -484,33 +339,5 @@ def _part_of(k: str) -> Iterator[str]:
     yield f"end = min(begin + length, {k})"
 
 
-def _value(name: str) -> str:
-    return f"v{name}" if name.isdigit() else f"v_{name}"
-
-
-def _literal(value: float) -> str:
-    return repr(value) if math.isfinite(value) else f'float("{value}")'
-
-
 def _mask(mask: str, of_k: str) -> str:
     return f"{mask} if EVEN_K else {mask} & {of_k}"
-
-
-def _load(address: str, mask: str) -> str:
-    return f"tl.load({address}, mask={mask}, other=0.0)"
-
-
-def _indented(lines: Iterable[str], levels: int = 1, before: Iterable[str] = ()) -> list[str]:
-    return [*before, *("    " * levels + line for line in lines)]
-
-
-def _definition(name: str, arguments: list[str]) -> list[str]:
-    """The head of a function, its arguments broken into lines."""
-    lines = [f"def {name}("]
-    line = "   "
-    for argument in arguments:
-        if len(line) + len(argument) > 118:
-            lines.append(line)
-            line = "   "
-        line += f" {argument},"
-    return [*lines, line, "):"]

@@ -15,19 +15,20 @@ class Config:
     """A form of kernel and its constants.
 
     Attributes:
-        form: `gemv` or `gemm` (see codegen.py).
+        form: `gemv`, `gemm` or `attention` (see codegen.py).
         block_m: rows of a tile. For `gemv`: the rows that it computes, at least m.
-        block_n: columns of a tile.
-        block_k: step along k.
+        block_n: columns of a tile; for `attention` keys that are read at once.
+        block_k: step along k; for `attention` all of it.
         warps: warps of a program.
         stages: steps along k that are loaded ahead.
-        split_k: programs that share the sum over k of one tile.
+        split_k: programs that share the sum over k of one tile, or the keys of one batch.
         group_m: tiles in a column of tiles that run one after another.
         swap: the tile is computed as its transpose, with the weight on the left.
         chained: programmatic dependent launch (NVIDIA, since Hopper): the kernel starts before the one ahead has ended.
         prefetch: bytes of each column of the weights that a chained kernel has brought to L2 before it waits for the one ahead.
         release: when a chained kernel lets the next one start: so many steps along k before its end; at 0 once it has waited
             itself, at -1 at its start.
+        block_o: for `attention`: width of the values, or more.
     """
 
     form: str
@@ -42,6 +43,7 @@ class Config:
     chained: bool = False
     prefetch: int = 0
     release: int = 0
+    block_o: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,10 +197,27 @@ TABLES: dict[tuple[str, int], tuple[Rule, ...]] = {
 }
 
 
+#: Most programs that share the keys of one batch: the last of them joins their parts one by one.
+_MOST_PARTS = 32
+
+
 def choose(device: Device, problem: Problem) -> Config:
     """The configuration of a call."""
     rule = next(rule for rule in rules(device.arch, problem.element) if rule.holds(problem, device))
     return fitted(replace(rule.config, split_k=_splits(rule, problem, device)), problem, device)
+
+
+def attention(device: Device, rows: int, keys: int, width: int, width_out: int, batch: int, element: int) -> Config:
+    """The configuration of an attention: queries and keys of a batch, the widths of keys and of values."""
+    block_m, block_k, block_o = (max(16, 1 << (size - 1).bit_length()) for size in (min(rows, 64), width, width_out))
+    block_n = 64 if element <= 2 else 32
+    stage = block_n * (block_k + block_o) * element
+    blocks = batch * -(-rows // block_m)
+    # Parts of one step each, until there are two programs for each multiprocessor.
+    splits = max(1, min(-(-keys // block_n), 2 * device.multiprocessors // blocks, _MOST_PARTS))
+    stages = max(1, min(3, device.shared // (2 * stage)))
+    chained = device.arch.startswith("sm_9")
+    return Config("attention", block_m, block_n, block_k, 4, stages, splits, chained=chained, block_o=block_o)
 
 
 def rules(arch: str, element: int) -> tuple[Rule, ...]:
@@ -231,6 +250,8 @@ def smaller(config: Config) -> Config | None:
     """The next one to try where a kernel needs more than the device has, or None."""
     if config.stages > 1:
         return replace(config, stages=config.stages - 1)
+    if config.form == "attention":
+        return replace(config, block_n=config.block_n // 2) if config.block_n > 16 else None
     if config.block_k > 16:
         return replace(config, block_k=config.block_k // 2)
     if config.form == "gemm" and max(config.block_m, config.block_n) > 16:

@@ -29,7 +29,8 @@ from postlude.ir import Region
 from postlude.targets.aten.interpreter import axis_sizes, batch_shape
 from postlude.targets.planned import ALIGNMENT, Launch, PlannedKernel
 from postlude.targets.triton import configs
-from postlude.targets.triton.codegen import CONSTANTS, Source, generate
+from postlude.targets.triton.attention import Softmax, softmax_of
+from postlude.targets.triton.codegen import CHAINED, CONSTANTS, Source, generate
 from postlude.targets.triton.configs import Config, Device, Problem
 from postlude.targets.triton.cuda_driver import cuda_launch
 from postlude.targets.triton.layout import Extension, extensions, reach
@@ -49,6 +50,7 @@ class Kernel(PlannedKernel):
         super().__init__()
         self.region = region
         self.config = config
+        self.softmax = softmax_of(region)
         self._is_float32 = any(region.operands[region.operand_index[c.right]].dtype == torch.float32 for c in region.contractions)
 
     def settings(self) -> str | None:
@@ -73,7 +75,7 @@ class Kernel(PlannedKernel):
             return _Copying(self, len(region.operands), [i for i, layout in enumerate(layouts) if layout is None])
         call = _Call(region, tensors, layouts, sizes, precision)  # type: ignore[arg-type]
         device = call.device()
-        config = self.config or configs.choose(device, call.problem())
+        config = self.config or (call.attention(device, self.softmax) if self.softmax else configs.choose(device, call.problem()))
         try:
             return _largest_that_fits(call, config)
         except (OutOfResources, CompilationError) as error:
@@ -121,6 +123,7 @@ def constants_of(config: Config, *, even_k: bool, index: Any, precision: str) ->
         "BLOCK_M": config.block_m,
         "BLOCK_N": config.block_n,
         "BLOCK_K": config.block_k,
+        "BLOCK_O": config.block_o,
         "GROUP_M": config.group_m,
         "SPLIT": config.split_k > 1,
         "STAGES": config.stages,
@@ -165,6 +168,15 @@ class _Call:
             contractions=max(len(group.contractions) for group in region.groups),
         )
 
+    def attention(self, device: Device, softmax: Softmax) -> Config:
+        """What there is to attend to, as a configuration."""
+        (product,), (output,) = softmax.scores.contractions, softmax.output.contractions
+        k, keys = self.region.contraction_axes(product)
+        _, out = self.region.contraction_axes(output)
+        element = self.tensors[self.region.operand_index[product.right]].element_size()
+        m, n, width, width_out, b = (self.sizes[axis] for axis in ("m", keys, k, out, "b"))
+        return configs.attention(device, m, n, width, width_out, b, element)
+
     def plan(self, config: Config) -> Launch:
         """Compile, or find compiled; what to launch."""
         split = frozenset((t, axis) for t, layout in enumerate(self.layouts) for axis, e in layout.items() if e.inner)
@@ -172,25 +184,27 @@ class _Call:
         source, module = load_module(self.region, rows, split, config.chained)
         integers = self.integers(source, config)
         constants = self.constants(config)
-        blocks = -(-self.sizes["m"] // config.block_m) * config.split_k if config.form == "gemm" else 1
+        blocks = -(-self.sizes["m"] // config.block_m) * config.split_k if config.form != "gemv" else 1
         tiles = [-(-self.sizes[group.column] // config.block_n) for group in self.region.groups]
-        grid = self.sizes["b"] * blocks * sum(tiles)
+        grid = self.sizes["b"] * blocks * (1 if config.form == "attention" else sum(tiles))
         workspace = None
         if config.split_k > 1:
             accumulate = max((c.accumulate for c in self.region.contractions), key=lambda dtype: dtype.itemsize)
-            parts = grid * self.problem().contractions * config.block_m * config.block_n
+            part = config.block_o + 2 if config.form == "attention" else self.problem().contractions * config.block_n
+            parts = grid * config.block_m * part
             workspace = Workspace(self.tensors[0].device, accumulate, parts, grid // config.split_k)
         options = {"num_warps": config.warps, "num_stages": config.stages}
         if config.chained:
             options["launch_pdl"] = True
         function = getattr(module, config.form)
-        plain = _Plain(function, grid, workspace, config.form == "gemm", integers, constants, options)
+        plain = _Plain(function, grid, workspace, config.form != "gemv", integers, constants, options)
         return direct(plain, self.tensors) or plain
 
     def integers(self, source: Source, config: Config) -> list[int]:
         """The integer arguments."""
-        values = [config.split_k] if config.form == "gemm" else []
-        values += [config.prefetch if self.can_prefetch() else 0, config.release] if config.chained else []
+        values = [config.split_k] if config.form != "gemv" else []
+        if config.chained and CHAINED[config.form]:
+            values += [config.prefetch if self.can_prefetch() else 0, config.release]
         values += [self.sizes[axis] for axis in source.sizes]
         return values + [getattr(self.layouts[s.tensor][s.axis], s.part) for s in source.strides]
 

@@ -1,0 +1,122 @@
+"""Attention's kernel, for any widths, masks, and numbers of parts that the keys are read in."""
+
+import math
+
+import pytest
+import torch
+from torch import Tensor
+
+from postlude.ir import Region, parse
+from postlude.targets.triton import unsupported
+from postlude.targets.triton.attention import softmax_of
+from postlude.targets.triton.configs import Config, Device, attention
+from tests.targets.triton.numerics import check
+
+SOFTMAX = (
+    "%inf = const -inf; %zero = const 0.0; %one = const 1.0; %p = reduce max n %s; %e = eq %inf, %p;"
+    " %t = where %e, %zero, %p; %d = sub %s, %t; %x = exp %d; %sum = reduce sum n %x;"
+    " %safe = where %e, %one, %sum; %i = reciprocal %safe; %w = mul %x, %i; %out = contract %w, %v : f32;"
+)
+MASKS = {
+    "none": ("", "%c = const 0.125; %s = mul %acc, %c;"),
+    "truth values": (
+        "%mask = operand [b, m, n] bool;",
+        "%c = const 0.125; %0 = mul %acc, %c; %hidden = const -inf; %s = where %mask, %0, %hidden;",
+    ),
+    "a bias per key": ("%mask = operand [n] {0};", "%c = const 0.125; %0 = mul %acc, %c; %s = add %0, %mask;"),
+    "a soft cap": ("", "%c = const 0.02; %0 = mul %acc, %c; %1 = tanh %0; %cap = const 5.0; %s = mul %1, %cap;"),
+}
+
+
+def region(dtype: str, mask: str = "none", epilogue: str = "yield [b, m, o] {0} %out") -> Region:
+    operand, change = MASKS[mask]
+    text = (
+        "region(b, m, n, o, k); %q = operand [b, m, k] {0}; %k = operand [b, n, k] {0}; %v = operand [b, n, o] {0};"
+        f" {operand} %acc = contract %q, %k : f32; {change} {SOFTMAX} {epilogue}"
+    )
+    # Axes of columns are named n, n1, ...
+    return parse(text.replace("{0}", dtype).replace("[b, m, o]", "[b, m, n1]").replace(", o", ", n1"))
+
+
+def operands(dtype: torch.dtype, mask: str, m: int, n: int, k: int, o: int, b: tuple[int, ...] = (2,)) -> list[Tensor]:
+    torch.manual_seed(m + n + k)
+    found = [torch.randn(*b, m, k), torch.randn(*b, n, k), torch.randn(*b, n, o)]
+    found = [tensor.to(dtype) for tensor in found]
+    if mask == "truth values":
+        visible = torch.rand(*b, m, n) > 0.3
+        visible[0, 0] = False  # a row that sees nothing gives 0
+        found.append(visible)
+    if mask == "a bias per key":
+        found.append(torch.randn(n).to(dtype))
+    return found
+
+
+def config(splits: int, block_n: int = 16, block_k: int = 64, block_o: int = 64, block_m: int = 16) -> Config:
+    return Config("attention", block_m, block_n, block_k, 4, 2, splits, block_o=block_o)
+
+
+@pytest.mark.parametrize("mask", MASKS)
+@pytest.mark.parametrize("splits", [1, 3])
+def test_masks(mask: str, splits: int) -> None:
+    check(region("f32", mask), operands(torch.float32, mask, 4, 70, 64, 64), config(splits))
+
+
+@pytest.mark.parametrize("dtype", ["f32", "bf16", "f16"])
+@pytest.mark.parametrize(("m", "n", "k", "o"), [(1, 1, 1, 1), (4, 63, 40, 24), (17, 65, 64, 64), (3, 16, 33, 80)])
+def test_sizes(dtype: str, m: int, n: int, k: int, o: int) -> None:
+    types = {"f32": torch.float32, "bf16": torch.bfloat16, "f16": torch.float16}
+    check(region(dtype), operands(types[dtype], "none", m, n, k, o), config(2, block_o=128))
+    check(region(dtype), operands(types[dtype], "none", m, n, k, o))  # what would be chosen
+
+
+def test_more_parts_than_keys() -> None:
+    """Programs without keys leave parts that change nothing."""
+    check(region("f32"), operands(torch.float32, "none", 2, 20, 16, 16), config(4))
+
+
+@pytest.mark.parametrize("splits", [1, 3])
+def test_heads_of_a_cache(splits: int) -> None:
+    """Keys and values lie as a cache keeps them, queries as a projection leaves them."""
+    query = torch.randn(3, 1, 2 * 4 * 32).view(3, 2, 4, 32)
+    key = torch.randn(3, 90, 2, 32).transpose(1, 2)[:, :, :70]
+    value = torch.randn(3, 2, 90, 48)[:, :, 5:75]
+    mask = (torch.rand(3, 1, 1, 70) > 0.4).expand(3, 2, 4, 70)
+    check(region("f32", "truth values"), [query, key, value, mask], config(splits, block_k=32))
+
+
+def test_an_epilogue() -> None:
+    epilogue = "%half = const 0.5; %y = mul %out, %half; %z = tanh %y; yield [b, m, o] {0} %y; yield [b, m, o] {0} %z"
+    check(region("f32", "none", epilogue), operands(torch.float32, "none", 5, 33, 16, 24), config(2))
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+@pytest.mark.parametrize("splits", [1, 2])
+def test_special_scores(value: float, splits: int) -> None:
+    """In one row; the others are what they are without it."""
+    mask = "a bias per key"
+    given = operands(torch.float32, mask, 3, 40, 16, 16)
+    given[0][1, 2, 0] = value
+    given[1][1, 7, 0] = 1.0
+    check(region("f32", mask), given, config(splits))
+
+
+def test_what_is_no_attention() -> None:
+    """The same two products with something else between them."""
+    text = (
+        "region(b, m, n, n1, k); %q = operand [b, m, k] f32; %k = operand [b, n, k] f32; %v = operand [b, n, n1] f32;"
+        " %acc = contract %q, %k : f32; %0 = tanh %acc; %1 = contract %0, %v : f32; yield [b, m, n1] f32 %1"
+    )
+    assert softmax_of(parse(text)) is None
+    assert "contracts %0" in str(unsupported(parse(text)))
+    assert softmax_of(region("f32")) is not None
+    # The logarithm of the sum, which training keeps, is no result that this kernel has.
+    logsum = "%log = log %sum; yield [b, m] f32 %log; yield [b, m, o] f32 %out"
+    assert softmax_of(region("f32", "none", logsum)) is None
+
+
+def test_parts_fill_the_device() -> None:
+    device = Device("sm_90", 132, 232448)
+    assert attention(device, 4, 256, 128, 128, 8, 2).split_k == 4, "one step for each program"
+    assert attention(device, 4, 8192, 128, 128, 8, 2).split_k == 32
+    assert attention(device, 4, 8192, 128, 128, 128, 2).split_k == 2
+    assert attention(device, 4, 8192, 128, 128, 1024, 2).split_k == 1
