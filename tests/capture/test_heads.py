@@ -1,6 +1,7 @@
 """Attention reads shared keys and values without a copy. Graphs are traced with the ops for GPUs, and not run."""
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -8,9 +9,11 @@ from torch import Tensor
 from torch._inductor.decomposition import select_decomp_table
 from torch._subclasses import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
+from postlude.capture import Settings, capture
 from postlude.capture import heads as heads_module
-from postlude.capture.heads import GROUPED, share_heads
+from postlude.capture.heads import ATTENTION, GROUPED, join_heads, share_heads
 
 aten = torch.ops.aten
 
@@ -85,3 +88,71 @@ def test_kernels_load_vectors(strides: tuple[int, int, int], offset: int, count:
 def test_other_vendors_have_other_kernels(owner: object, name: str, value: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(owner, name, value)
     assert changed(repeat_for_heads, (8, 2, 2))[0] == 0
+
+
+def one_token(mask: str = "none", causal: bool = False, heads: int = 2) -> tuple[Callable[..., Tensor], list[Tensor]]:
+    """A step of generation, with heads that share keys, and tensors for it."""
+
+    def attend(query: Tensor, key: Tensor, value: Tensor, visible: Tensor) -> Tensor:
+        k, v = (repeat_for_heads(x, query.shape[1] // x.shape[1]) for x in (key, value))
+        bias = {
+            "none": None,
+            "for all heads": torch.where(visible, 0.0, float("-inf")),
+            "expanded": torch.where(visible, 0.0, float("-inf")).expand(-1, query.shape[1], -1, -1),
+            "for each head": torch.where(visible.expand(-1, query.shape[1], -1, -1), 0.0, float("-inf")).clone(),
+        }[mask]
+        out = aten._scaled_dot_product_cudnn_attention(query, k, v, bias, False, 0.0, causal)[0]
+        return out.transpose(1, 2).reshape(query.shape[0], 1, -1) * 2.0
+
+    torch.manual_seed(0)
+    tensors = [torch.randn(2, 8, 1, 16), torch.randn(2, heads, 40, 16), torch.randn(2, 50, heads, 24)[:, :40].transpose(1, 2)]
+    return attend, [*tensors, torch.rand(2, 1, 1, 40) > 0.3]
+
+
+def traced(attend: Callable[..., Tensor], tensors: list[Tensor], mode: str = "fake") -> torch.fx.GraphModule:
+    with FakeTensorMode(shape_env=ShapeEnv() if mode == "symbolic" else None) as fake:
+        like = [fake.from_tensor(tensor, static_shapes=True) for tensor in tensors]
+        module = make_fx(attend, decomposition_table=select_decomp_table(), tracing_mode=mode)(*like)
+    module.graph.eliminate_dead_code()  # as it is in a graph that Inductor gives
+    return module
+
+
+@pytest.mark.parametrize("mask", ["none", "for all heads", "expanded"])
+@pytest.mark.parametrize("mode", ["fake", "symbolic"])
+def test_heads_of_one_token_are_queries_of_one_head(mask: str, mode: str) -> None:
+    attend, tensors = one_token(mask)
+    module = traced(attend, tensors, mode)
+    undo = join_heads(module.graph)
+    (call,) = module.graph.find_nodes(op="call_function", target=GROUPED[1])
+    assert tuple(call.args[0].meta["val"].shape)[1:] == (2, 4, 16)
+    assert tuple(call.args[1].meta["val"].shape)[1:] == (2, 40, 16)
+    (region,) = capture(module.graph, Settings(strict=True))
+    undo()
+    assert region.region is not None, region.reason
+    assert region.region.batched
+    module.recompile()
+    query, key, value, visible = tensors
+    expected = torch.nn.functional.scaled_dot_product_attention(
+        query, key, value, attn_mask=None if mask == "none" else visible, enable_gqa=True
+    )
+    torch.testing.assert_close(module(*tensors), expected.transpose(1, 2).reshape(2, 1, -1) * 2.0)
+
+
+@pytest.mark.parametrize("mask", ["none", "for all heads", "expanded"])
+def test_what_becomes_no_region_is_as_it_was(mask: str) -> None:
+    module = traced(*one_token(mask))
+    before = module.graph.python_code("self").src
+    join_heads(module.graph)()
+    assert module.graph.python_code("self").src == before
+
+
+@pytest.mark.parametrize(
+    "case", [{"mask": "for each head"}, {"causal": True}, {"heads": 8}], ids=["a mask of its own", "causal", "no sharing"]
+)
+def test_other_heads_stay_apart(case: dict[str, Any]) -> None:
+    module = traced(*one_token(**case))
+    before = [str(node.args) for target in ATTENTION for node in module.graph.find_nodes(op="call_function", target=target)]
+    join_heads(module.graph)
+    assert before == [
+        str(node.args) for target in ATTENTION for node in module.graph.find_nodes(op="call_function", target=target)
+    ]

@@ -5,6 +5,7 @@ expands and copies that stand between attention's 4-D tensors and `bmm`. So a Re
 transposed view of it, and heads where they lie.
 """
 
+import operator
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -23,6 +24,10 @@ ACCUMULATE = {
     torch.float16: torch.float32,
     torch.float64: torch.float64,
 }
+
+
+#: Most queries of a head, or of heads that share keys, that attention on a GPU is a Region for.
+FEW_QUERIES = 16
 
 
 @dataclass(frozen=True)
@@ -90,6 +95,8 @@ def recognize(node: Node) -> Gemm | None:
     for source in tensors:
         _check(source)
     gemm = rule(node)
+    if gemm is None:
+        return None
     if gemm.left.node.meta["val"].dtype != gemm.right.node.meta["val"].dtype:
         raise NotAGemm("its operands have different types")
     if gemm.left.node.meta["val"].dtype not in ACCUMULATE:
@@ -173,6 +180,20 @@ def arguments(node: Node) -> tuple[Any, ...]:
     return node.args
 
 
+def by_name(node: Node) -> dict[str, Any]:
+    """The arguments that are given, by their names in the op's schema."""
+    names = [argument.name for argument in node.target._schema.arguments]  # type: ignore[union-attr]
+    return dict(zip(names, node.args, strict=False)) | dict(node.kwargs)
+
+
+def set_arguments(node: Node, given: dict[str, Any]) -> None:
+    """Give a node other arguments: by position as far as they go, with the schema's defaults in the gaps."""
+    arguments = node.target._schema.arguments  # type: ignore[union-attr]
+    last = max(index for index, one in enumerate(arguments) if one.name in given and not one.kwarg_only)
+    node.args = tuple(given.get(one.name, one.default_value) for one in arguments[: last + 1])
+    node.kwargs = {one.name: given[one.name] for one in arguments if one.kwarg_only and one.name in given}
+
+
 def _argument(node: Node, index: int) -> Node:
     argument = node.args[index]
     assert isinstance(argument, Node)
@@ -231,13 +252,12 @@ def _scaled(node: Node, left: Side, right: Side, batched: bool) -> Gemm:
 
 
 def _attention(node: Node) -> Gemm:
-    query, key, value = (_through_copies(_argument(node, i)) for i in range(3))
-    dropout = node.args[3] if len(node.args) > 3 else node.kwargs.get("dropout_p", 0.0)
-    causal = node.args[4] if len(node.args) > 4 else node.kwargs.get("is_causal", False)
-    mask, scale = node.kwargs.get("attn_mask"), node.kwargs.get("scale")
-    if dropout != 0.0:
+    given = by_name(node)
+    query, key, value = (_through_copies(given[name]) for name in ("query", "key", "value"))
+    mask, scale = given.get("attn_mask", given.get("attn_bias")), given.get("scale")
+    if given.get("dropout_p", 0.0) != 0.0:
         raise NotAGemm("attention with dropout")
-    if causal:
+    if given.get("is_causal", False):
         raise NotAGemm("causal attention without a mask: half of its scores are never needed")
     width = query.meta["val"].shape[-1]
     if scale is None and isinstance(width, int):
@@ -258,11 +278,21 @@ def _attention(node: Node) -> Gemm:
     )
 
 
-_RULES: dict[object, Callable[[Node], Gemm]] = {
+def _attention_of_few(node: Node) -> Gemm | None:
+    """On a GPU: one new token, against a cache. Of many queries PyTorch's own kernels take care."""
+    queries = by_name(node)["query"].meta["val"].shape[2]
+    only_output = all(user.target is operator.getitem and user.args[1] == 0 for user in node.users)
+    return _attention(node) if isinstance(queries, int) and queries <= FEW_QUERIES and only_output else None
+
+
+_RULES: dict[object, Callable[[Node], Gemm | None]] = {
     aten.mm.default: _mm,
     aten.addmm.default: _addmm,
     aten.bmm.default: _bmm,
     aten.baddbmm.default: _baddbmm,
     aten.linear.default: _linear,
     aten._scaled_dot_product_flash_attention_for_cpu.default: _attention,
+    aten._scaled_dot_product_flash_attention.default: _attention_of_few,
+    aten._scaled_dot_product_cudnn_attention.default: _attention_of_few,
+    aten._scaled_dot_product_efficient_attention.default: _attention_of_few,
 }

@@ -178,7 +178,8 @@ class Growth:
 
     def _attention(self, gemm: Gemm, attention: Attention, scores: str) -> None:
         """softmax(scale * scores + mask) v, with rows whose scores are all -inf giving 0, as PyTorch's kernels do."""
-        if not self.reach.whole_rows:
+        few = isinstance(self.rows[-1], int) and self.rows[-1] <= self.reach.queries
+        if not self.reach.whole_rows and not few:
             raise Stop("attention over rows, which this device's kernels spread over many tiles")
         p = self.program
         column = p.types[scores].column

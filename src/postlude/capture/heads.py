@@ -4,19 +4,28 @@ Models repeat shared keys and values for every head before they call scaled dot-
 equal numbers of heads everywhere. In the graph that is unsqueeze, expand, clone, view: a copy as large as all heads. The
 kernels behind the call (FlashAttention, cuDNN) take fewer heads of keys and values than of queries themselves, with head h of the
 queries reading head h // (heads of queries / heads of keys), which is what the repetition means.
+
+With one query for each head, as when a model generates, heads that share keys are taken together: they become the queries of
+one head, so its keys are read once. That is made undone for what does not become a Region.
 """
+
+import operator
+from collections.abc import Callable
 
 import torch
 from torch.fx import Graph, Node
 from torch.fx.experimental.symbolic_shapes import statically_known_true
 
-from postlude.capture.gemm import RESHAPES, arguments
-from postlude.capture.sizes import same_shape
+from postlude.capture.gemm import FEW_QUERIES, RESHAPES, arguments, by_name, set_arguments
+from postlude.capture.sizes import is_dense, same_shape
 
 aten = torch.ops.aten
 
 #: Attention ops whose kernels take grouped heads.
 GROUPED = (aten._scaled_dot_product_flash_attention.default, aten._scaled_dot_product_cudnn_attention.default)
+
+#: All attention ops of a GPU.
+ATTENTION = (*GROUPED, aten._scaled_dot_product_efficient_attention.default)
 
 #: Type of the devices that have these kernels.
 DEVICE = "cuda"
@@ -47,8 +56,84 @@ def share_heads(graph: Graph) -> int:
     return changed
 
 
-def _before_repetition(node: Node) -> Node | None:
-    """The tensor [batch, heads, length, width] that `node` repeats for each head of a group, if that is all it does."""
+def join_heads(graph: Graph) -> Callable[[], None]:
+    """Make queries of one head of those that share keys, where each has one query; the graph is changed in place.
+
+    Returns:
+        A function that undoes it for the calls that are still in the graph.
+    """
+    undo = []
+    for target in ATTENTION:
+        for node in graph.find_nodes(op="call_function", target=target):
+            if by_name(node)["query"].meta["val"].device.type == DEVICE and (back := _joined(node)) is not None:
+                undo.append(back)
+
+    def undo_all() -> None:
+        for back in undo:
+            back()
+        graph.eliminate_dead_code()
+
+    return undo_all
+
+
+def _joined(node: Node) -> Callable[[], None] | None:
+    """Join the heads of one call, if it can be done; how to undo it."""
+    given = by_name(node)
+    query, key, value = (given[name] for name in ("query", "key", "value"))
+    key, value = (_before_repetition(side, any_place=True) or side for side in (key, value))
+    heads, queries, width = query.meta["val"].shape[1:]
+    shared = key.meta["val"].shape[1]
+    outputs = list(node.users)
+    if queries != 1 or not all(isinstance(size, int) for size in (heads, width, shared)) or heads % shared:
+        return None
+    if not 1 < heads // shared <= FEW_QUERIES or not same_shape(key.meta["val"].shape[:2], value.meta["val"].shape[:2]):
+        return None
+    if given.get("is_causal") or given.get("dropout_p") or len(outputs) != 1 or outputs[0].target is not operator.getitem:
+        return None
+    output = outputs[0]
+    if output.args[1] != 0 or not is_dense(output.meta["val"].stride(), output.meta["val"].shape, range(4)):
+        return None
+    mask = given.get("attn_bias")
+    if mask is not None and mask.target is aten.expand.default:
+        (mask,) = mask.all_input_nodes[:1]
+    if mask is not None and (mask.meta["val"].ndim != 4 or mask.meta["val"].shape[1] != 1 or mask.meta["val"].shape[2] != 1):
+        return None
+    graph, before = node.graph, (node.args, node.kwargs, node.meta["val"], output.meta["val"])
+    fake = query.meta["val"].new_empty(())
+    with graph.inserting_before(node):
+        together = _call(graph, aten.view.default, query, [-1, shared, heads // shared, width])
+        if mask is not None:
+            mask = _call(graph, aten.expand.default, mask, [-1, -1, heads // shared, -1])
+    set_arguments(node, given | {"query": together, "key": key, "value": value} | ({} if mask is None else {"attn_bias": mask}))
+    shape = (*together.meta["val"].shape[:3], value.meta["val"].shape[-1])
+    output.meta["val"] = fake.new_empty(shape)
+    node.meta["val"] = (output.meta["val"], *before[2][1:])
+    users = list(output.users)
+    with graph.inserting_after(output):
+        apart = _call(graph, aten.view.default, output, [-1, heads, 1, shape[-1]])
+    for user in users:
+        user.replace_input_with(output, apart)
+
+    def undo() -> None:
+        if node._erased:  # a Region took its place
+            return
+        node.args, node.kwargs, node.meta["val"], output.meta["val"] = before
+        apart.replace_all_uses_with(output)
+
+    return undo
+
+
+def _call(graph: Graph, target: torch._ops.OpOverload, source: Node, sizes: list[int]) -> Node:
+    node = graph.call_function(target, (source, sizes))
+    node.meta["val"] = target(source.meta["val"], sizes)
+    return node
+
+
+def _before_repetition(node: Node, *, any_place: bool = False) -> Node | None:
+    """The tensor [batch, heads, length, width] that `node` repeats for each head of a group, if that is all it does.
+
+    `any_place`: whether it may lie anywhere, or where those kernels can read it.
+    """
     repeated = tuple(node.meta["val"].shape)
     if node.target not in RESHAPES or len(repeated) != 4:
         return None
@@ -63,7 +148,7 @@ def _before_repetition(node: Node) -> Node | None:
         return None
     (node,) = node.all_input_nodes
     shape = tuple(node.meta["val"].shape)
-    if not same_shape((*expanded[:2], *expanded[3:]), shape) or not _readable(node.meta["val"]):
+    if not same_shape((*expanded[:2], *expanded[3:]), shape) or not (any_place or _readable(node.meta["val"])):
         return None
     if not same_shape(repeated, (shape[0], shape[1] * expanded[2], *shape[2:])):
         return None

@@ -8,13 +8,13 @@ A masked score of NaN makes its whole row NaN where the mask is added, and is ne
 models say so, since only tracing keeps them from it.
 """
 
-from typing import Any
 
 import sympy
 import torch
 from torch.fx import Graph, Node
 
 from postlude.capture.elements import TRUE, Choice, Element, Elements, Index, Truth, Unknown, negated, size
+from postlude.capture.gemm import by_name, set_arguments
 from postlude.capture.sizes import same
 
 aten = torch.ops.aten
@@ -36,9 +36,8 @@ def drop_masks(graph: Graph) -> int:
     changed = 0
     proved: dict[Node, str | None] = {}
     for target in MASKED:
-        names = [argument.name for argument in target._schema.arguments]
         for node in graph.find_nodes(op="call_function", target=target):
-            given = dict(zip(names, node.args, strict=False)) | dict(node.kwargs)
+            given = by_name(node)
             mask = given.get("attn_bias")
             if not isinstance(mask, Node) or given.get("is_causal"):
                 continue
@@ -47,19 +46,11 @@ def drop_masks(graph: Graph) -> int:
             lengths = [given[name].meta["val"].shape[2] for name in ("query", "key")]
             if proved[mask] is None or (proved[mask] == "causal" and not same(*lengths)):
                 continue
-            node.args, node.kwargs = _call(target, given | {"attn_bias": None, "is_causal": proved[mask] == "causal"})
+            set_arguments(node, given | {"attn_bias": None, "is_causal": proved[mask] == "causal"})
             changed += 1
     if changed:
         graph.eliminate_dead_code()
     return changed
-
-
-def _call(target: Any, given: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """The arguments of a call, by position as far as they go without a gap."""
-    arguments = target._schema.arguments
-    last = max(index for index, one in enumerate(arguments) if one.name in given and not one.kwarg_only)
-    positional = tuple(given.get(one.name, one.default_value) for one in arguments[: last + 1])
-    return positional, {one.name: given[one.name] for one in arguments if one.kwarg_only and one.name in given}
 
 
 def meaning(mask: Node) -> str | None:

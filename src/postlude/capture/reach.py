@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass
 
+from postlude.capture.gemm import FEW_QUERIES
+
 
 @dataclass(frozen=True)
 class Reach:
@@ -10,9 +12,11 @@ class Reach:
     Attributes:
         whole_rows: a kernel may reduce over a row and use the result for the same row, since one thread owns whole rows.
             Where a row is spread over many tiles, such a Region would need two kernels.
+        queries: of so many queries attention is one kernel all the same.
     """
 
     whole_rows: bool
+    queries: int = FEW_QUERIES
 
 
 #: By device type.

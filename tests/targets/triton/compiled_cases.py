@@ -16,11 +16,13 @@ from triton.runtime.errors import OutOfResources
 
 from postlude.errors import KernelBuildError
 from postlude.ir import parse
+from postlude.ir.region import DTYPES
 from postlude.targets import triton as target
 from postlude.targets.triton import cuda_driver, launcher
-from postlude.targets.triton.configs import Config
+from postlude.targets.triton.configs import Config, Device, attention
 from postlude.targets.triton.cuda_driver import load_driver
 from tests.targets.triton import fake_cuda
+from tests.targets.triton.attention import region as attention_region
 
 LINEAR = parse(
     "region(m, n, k); %x = operand [m, k] bf16; %w = operand [n, k] bf16; %b = operand [n] bf16; "
@@ -106,6 +108,21 @@ def test_k_split_takes_memory(driver: Driver) -> None:
     assert found["splits"] == 2
     assert min(found["partials"], found["counters"]) > 0
     assert (driver.sources[-1].signature["partials"], driver.sources[-1].signature["counters"]) == ("*fp32", "*i32")
+
+
+@pytest.mark.parametrize("dtype", ["bf16", "f16", "f32"])
+@pytest.mark.parametrize("mask", ["none", "truth values"])
+def test_attention(driver: Driver, dtype: str, mask: str) -> None:
+    like = DTYPES[dtype]
+    query, key, out = (torch.zeros(2, 8, length, 128, dtype=like) for length in (4, 256, 4))
+    visible = [torch.ones(256, dtype=torch.bool).expand(2, 8, 4, 256)] if mask == "truth values" else []
+    hopper = Device("sm_90", 132, 227 << 10)
+    config = attention(hopper, rows=4, keys=256, width=128, width_out=128, batch=16, element=like.itemsize)
+    target.load(attention_region(dtype, mask), config)(query, key, key, *visible, out)
+    found = told(driver)
+    assert (found["m"], found["n"], found["n1"], found["k"], found["b"]) == (4, 256, 128, 128, 16)
+    assert driver.launches[-1][0] == 16 * found["splits"]
+    assert found["splits"] == 256 // found["BLOCK_N"] > 1
 
 
 @pytest.mark.parametrize("config", [replace(GEMV, chained=True, prefetch=64), replace(GEMM, split_k=2)])
