@@ -8,7 +8,6 @@ A masked score of NaN makes its whole row NaN where the mask is added, and is ne
 models say so, since only tracing keeps them from it.
 """
 
-
 import sympy
 import torch
 from torch.fx import Graph, Node

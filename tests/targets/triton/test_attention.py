@@ -27,8 +27,8 @@ def operands(dtype: torch.dtype, mask: str, m: int, n: int, k: int, o: int, b: t
     return found
 
 
-def config(splits: int, block_n: int = 16, block_k: int = 64, block_o: int = 64, block_m: int = 16) -> Config:
-    return Config("attention", block_m, block_n, block_k, 4, 2, splits, block_o=block_o)
+def config(splits: int, block_n: int = 16, block_k: int = 64, block_o: int = 64, rows: int = 16) -> Config:
+    return Config("attention", 16, block_n, block_k, 4, 2, splits, block_o=block_o, rows=rows)
 
 
 @pytest.mark.parametrize("mask", MASKS)
@@ -43,6 +43,11 @@ def test_sizes(dtype: str, m: int, n: int, k: int, o: int) -> None:
     types = {"f32": torch.float32, "bf16": torch.bfloat16, "f16": torch.float16}
     check(region(dtype), operands(types[dtype], "none", m, n, k, o), config(2, block_o=128))
     check(region(dtype), operands(types[dtype], "none", m, n, k, o))  # what would be chosen
+
+
+def test_parts_are_joined_several_at_a_time() -> None:
+    for splits, rows in ((19, 16), (32, 4), (3, 4)):
+        check(region("f32"), operands(torch.float32, "none", 4, 300, 64, 64), config(splits, rows=rows))
 
 
 def test_more_parts_than_keys() -> None:

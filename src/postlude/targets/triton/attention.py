@@ -141,42 +141,54 @@ def body(writer: Writer, softmax: Softmax) -> Iterator[str]:
         "peak = larger",
     ]
     yield from indented(step)
-    call = [
-        'total = tl.where(peak == float("-inf"), 1.0, total)  # a row that sees nothing gives 0',
-        f"{sums} = {sums} / total[:, None]",
-        *writer.loads(softmax.output, "os"),
-        writer.call(f"epilogue_{o}", softmax.output, "rows", "os", [sums]),
-    ]
     yield "if not SPLIT:"
-    yield from indented(call)
+    yield from indented(_finished(writer, softmax, "rows", "peak", "total", sums))
     yield "else:"
     yield from indented(_joined(sums))
-    yield from indented(call, 2)
+    yield from indented(_finished(writer, softmax, "few", "top", "mass", "joined"), 2)
+
+
+def _finished(writer: Writer, softmax: Softmax, rows: str, peak: str, total: str, sums: str) -> list[str]:
+    """Weights that add up to 1, and the epilogue."""
+    output = softmax.output
+    return [
+        "# A row that sees nothing gives 0.",
+        f'whole = {sums} / tl.where({peak} == float("-inf"), 1.0, {total})[:, None]',
+        *writer.loads(output, "os"),
+        writer.call(f"epilogue_{output.column}", output, rows, "os", ["whole"]),
+    ]
 
 
 def _joined(sums: str) -> Iterator[str]:
-    """Leaves a program's part in memory; the last of a batch to arrive goes on with all."""
-    yield "# Each program leaves its part; the last one to arrive joins the parts, always in the same order."
+    """Leaves a program's part in memory; the last of a batch to arrive goes on with all, for as many rows as there are."""
+    yield "# Each program leaves its part; the last one to arrive joins the parts, several at a time, in the same order always."
     yield "mine = tl.program_id(0).to(tl.int64)"
     yield "size = BLOCK_M * (BLOCK_O + 2)"
-    yield "at_sums = partials + inner[:, None] * BLOCK_O + outer[None, :]"
-    yield "at_row = partials + BLOCK_M * BLOCK_O + inner"
-    yield f"tl.store(at_sums + mine * size, {sums}, mask=rows < m)"
-    yield "tl.store(at_row + mine * size, peak)"
-    yield "tl.store(at_row + mine * size + BLOCK_M, total)"
+    yield "at_row = partials + BLOCK_M * BLOCK_O"
+    yield f"tl.store(partials + mine * size + inner[:, None] * BLOCK_O + outer[None, :], {sums}, mask=rows < m)"
+    yield "tl.store(at_row + mine * size + inner, peak)"
+    yield "tl.store(at_row + mine * size + BLOCK_M + inner, total)"
     yield "tl.debug_barrier()"
     yield 'arrived = tl.atomic_add(counters + mine // splits, 1, sem="acq_rel")'
     yield "if arrived == splits - 1:"
     yield "    tl.store(counters + mine // splits, 0)"
-    yield '    peak = tl.full([BLOCK_M], float("-inf"), tl.float32)'
-    yield "    for other in tl.range(0, splits, num_stages=STAGES):"
-    yield '        peak = tl.maximum(peak, tl.load(at_row + (mine - part + other) * size, cache_modifier=".cg"))'
-    yield '    shift = tl.where(peak == float("-inf"), 0.0, peak)'
-    yield "    total = tl.zeros([BLOCK_M], tl.float32)"
-    yield f"    {sums} = tl.zeros([BLOCK_M, BLOCK_O], tl.float32)"
-    yield "    for other in tl.range(0, splits, num_stages=STAGES):"
-    yield "        there = (mine - part + other) * size"
-    yield '        decay = libdevice.exp(tl.load(at_row + there, cache_modifier=".cg") - shift)'
-    yield '        total += decay * tl.load(at_row + there + BLOCK_M, cache_modifier=".cg")'
-    yield '        theirs = tl.load(at_sums + there, mask=rows < m, other=0.0, cache_modifier=".cg")'
-    yield f"        {sums} += decay[:, None] * theirs"
+    yield "    own = tl.arange(0, ROWS)"
+    yield "    few = (block * BLOCK_M + own).to(INDEX)[:, None]"
+    yield '    top = tl.full([ROWS], float("-inf"), tl.float32)'
+    yield "    mass = tl.zeros([ROWS], tl.float32)"
+    yield "    joined = tl.zeros([ROWS, BLOCK_O], tl.float32)"
+    yield "    for first in tl.range(0, splits, PARTS):"
+    yield "        parts = first + tl.arange(0, PARTS)[:, None]"
+    yield "        there = (mine - part + parts) * size"
+    yield "        is_part = parts < splits"
+    yield "        at_rows = at_row + there + own[None, :]"
+    yield '        peaks = tl.load(at_rows, mask=is_part, other=float("-inf"), cache_modifier=".cg")'
+    yield '        totals = tl.load(at_rows + BLOCK_M, mask=is_part, other=0.0, cache_modifier=".cg")'
+    yield "        at_sums = partials + there[:, :, None] + (own[:, None] * BLOCK_O + outer[None, :])[None, :, :]"
+    yield '        theirs = tl.load(at_sums, mask=is_part[:, :, None] & (few < m)[None, :, :], other=0.0, cache_modifier=".cg")'
+    yield "        higher = tl.maximum(top, tl.max(peaks, axis=0))"
+    yield '        level = tl.where(higher == float("-inf"), 0.0, higher)'
+    yield "        fading, decays = libdevice.exp(top - level), libdevice.exp(peaks - level[None, :])"
+    yield "        mass = mass * fading + tl.sum(decays * totals, axis=0)"
+    yield "        joined = joined * fading[:, None] + tl.sum(decays[:, :, None] * theirs, axis=0)"
+    yield "        top = higher"

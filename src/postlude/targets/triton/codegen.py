@@ -25,7 +25,7 @@ from postlude.targets.triton.writer import TYPES, Stride, Writer, definition, in
 CONSTANTS: dict[str, tuple[str, ...]] = {
     "gemv": ("BLOCK_N", "BLOCK_K", "STAGES", "EVEN_K", "INDEX"),
     "gemm": ("BLOCK_M", "BLOCK_N", "BLOCK_K", "GROUP_M", "SPLIT", "STAGES", "SWAP", "PRECISION", "EVEN_K", "INDEX"),
-    "attention": ("BLOCK_M", "BLOCK_N", "BLOCK_K", "BLOCK_O", "SPLIT", "STAGES", "PRECISION", "INDEX"),
+    "attention": ("BLOCK_M", "BLOCK_N", "BLOCK_K", "BLOCK_O", "ROWS", "PARTS", "SPLIT", "STAGES", "PRECISION", "INDEX"),
 }
 
 #: Integers that a kernel takes between workspace and sizes if it starts before the kernel ahead has ended: bytes of each column

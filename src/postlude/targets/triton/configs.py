@@ -29,6 +29,7 @@ class Config:
         release: when a chained kernel lets the next one start: so many steps along k before its end; at 0 once it has waited
             itself, at -1 at its start.
         block_o: for `attention`: width of the values, or more.
+        rows: for `attention`: rows of a tile that are there, or more.
     """
 
     form: str
@@ -44,6 +45,7 @@ class Config:
     prefetch: int = 0
     release: int = 0
     block_o: int = 0
+    rows: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,8 +199,11 @@ TABLES: dict[tuple[str, int], tuple[Rule, ...]] = {
 }
 
 
-#: Most programs that share the keys of one batch: the last of them joins their parts one by one.
+#: Most programs that share the keys of one batch: the last of them joins their parts.
 _MOST_PARTS = 32
+
+#: Elements of parts that are joined at once.
+_JOINED = 4096
 
 
 def choose(device: Device, problem: Problem) -> Config:
@@ -209,7 +214,8 @@ def choose(device: Device, problem: Problem) -> Config:
 
 def attention(device: Device, rows: int, keys: int, width: int, width_out: int, batch: int, element: int) -> Config:
     """The configuration of an attention: queries and keys of a batch, the widths of keys and of values."""
-    block_m, block_k, block_o = (max(16, 1 << (size - 1).bit_length()) for size in (min(rows, 64), width, width_out))
+    there = 1 << (min(rows, 64) - 1).bit_length()
+    block_m, block_k, block_o = (max(16, 1 << (size - 1).bit_length()) for size in (there, width, width_out))
     block_n = 64 if element <= 2 else 32
     stage = block_n * (block_k + block_o) * element
     blocks = batch * -(-rows // block_m)
@@ -217,7 +223,12 @@ def attention(device: Device, rows: int, keys: int, width: int, width_out: int, 
     splits = max(1, min(-(-keys // block_n), 2 * device.multiprocessors // blocks, _MOST_PARTS))
     stages = max(1, min(3, device.shared // (2 * stage)))
     chained = device.arch.startswith("sm_9")
-    return Config("attention", block_m, block_n, block_k, 4, stages, splits, chained=chained, block_o=block_o)
+    return Config("attention", block_m, block_n, block_k, 4, stages, splits, chained=chained, block_o=block_o, rows=there)
+
+
+def parts_at_once(config: Config) -> int:
+    """Parts that the last program of an attention joins at once."""
+    return max(1, min(1 << (config.split_k - 1).bit_length(), _JOINED // (config.rows * config.block_o)))
 
 
 def rules(arch: str, element: int) -> tuple[Rule, ...]:

@@ -124,6 +124,8 @@ def constants_of(config: Config, *, even_k: bool, index: Any, precision: str) ->
         "BLOCK_N": config.block_n,
         "BLOCK_K": config.block_k,
         "BLOCK_O": config.block_o,
+        "ROWS": config.rows,
+        "PARTS": configs.parts_at_once(config) if config.form == "attention" else 1,
         "GROUP_M": config.group_m,
         "SPLIT": config.split_k > 1,
         "STAGES": config.stages,
