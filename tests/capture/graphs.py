@@ -8,6 +8,7 @@ from functorch.compile import aot_function
 from torch.fx import Graph, GraphModule
 
 from postlude.capture import Captured, Settings, capture
+from postlude.capture.capture import Judge
 
 
 class CapturedFunction:
@@ -21,11 +22,11 @@ class CapturedFunction:
     graph: Graph
     found: list[Captured]
 
-    def __init__(self, function: Callable[..., Any], *, dynamic: bool, settings: Settings) -> None:
+    def __init__(self, function: Callable[..., Any], *, dynamic: bool, settings: Settings, judge: Judge) -> None:
         from torch._inductor.decomposition import select_decomp_table
 
         def compile(module: GraphModule, inputs: Any) -> GraphModule:
-            self.found = capture(module.graph, settings)
+            self.found = capture(module.graph, settings, judge)
             self.graph = module.graph
             module.recompile()
             return module
@@ -38,9 +39,13 @@ class CapturedFunction:
 
 
 def captured(
-    function: Callable[..., Any], *inputs: torch.Tensor, dynamic: bool = False, settings: Settings | None = None
+    function: Callable[..., Any],
+    *inputs: torch.Tensor,
+    dynamic: bool = False,
+    settings: Settings | None = None,
+    judge: Judge = lambda plan, growth: None,
 ) -> tuple[CapturedFunction, list[Captured]]:
     """The rewritten function, and what capture says of it."""
-    rewritten = CapturedFunction(function, dynamic=dynamic, settings=settings or Settings())
+    rewritten = CapturedFunction(function, dynamic=dynamic, settings=settings or Settings(), judge=judge)
     rewritten(*inputs)
     return rewritten, rewritten.found

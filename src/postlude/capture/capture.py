@@ -95,31 +95,30 @@ class Unwanted(Exception):
 
 
 def _choose(gemm: Gemm, settings: Settings, done: frozenset[Node], judge: Judge) -> tuple[Growth, Plan]:
-    """The GEMM with others of the same input if that is possible and wanted, else alone.
+    """The GEMM with others of the same input and with the norm before them, if that is possible and wanted; else with less.
 
     Raises:
         NotAGemm, NotExpressible, Unwanted: not alone either.
     """
-    growth, region_plan = _grown([gemm], settings, done)
-    siblings = [] if gemm.batched else _siblings(growth, done)
-    if siblings:
-        try:
-            wide = _grown([gemm, *siblings], settings, done)
-            if judge(wide[1], wide[0]) is None:
-                return wide
-        except (NotAGemm, NotExpressible):
-            pass  # side by side they don't fit into one Region
-    reason = judge(region_plan, growth)
-    if reason is not None:
-        raise Unwanted(reason)
-    return growth, region_plan
+    alone = _grown([gemm], settings, done)
+    siblings = [] if gemm.batched else _siblings(alone[0], done)
+    for gemms in ([gemm, *siblings], [gemm]) if siblings else ([gemm],):
+        for prologue in (True, False):
+            try:
+                found = _grown(gemms, settings, done, prologue=prologue) if prologue or len(gemms) > 1 else alone
+                if (prologue and found[0].prologue is None) or judge(found[1], found[0]) is not None:
+                    continue
+                return found
+            except (NotAGemm, NotExpressible):
+                pass  # so much does not fit into one Region
+    raise Unwanted(judge(alone[1], alone[0]) or "")
 
 
-def _grown(gemms: Sequence[Gemm], settings: Settings, done: frozenset[Node]) -> tuple[Growth, Plan]:
+def _grown(gemms: Sequence[Gemm], settings: Settings, done: frozenset[Node], *, prologue: bool = False) -> tuple[Growth, Plan]:
     """Grow and plan, again without each node that is better computed outside or can't be stored in the form it is needed in."""
     refused: dict[Node, str] = {}
     while True:
-        growth = Growth(gemms, settings, refused, done)
+        growth = Growth(gemms, settings, refused, done, prologue=prologue)
         growth.run()
         if not growth.reach.whole_rows and (outside := trim(growth)):
             refused |= dict.fromkeys(outside, "the kernel that reads it computes it as well, from fewer bytes")
@@ -149,9 +148,10 @@ def _siblings(growth: Growth, done: frozenset[Node]) -> list[Gemm]:
 
 def _record(region_plan: Plan, growth: Growth) -> Captured:
     inside = {g.node for g in growth.gemms}
+    before = reversed(growth.prologue.nodes) if growth.prologue else ()
     return Captured(
         gemms=[name_of(g.node) for g in growth.gemms],
-        absorbed=[str(n.target) for n in region_plan.absorbed if n not in inside],
+        absorbed=[str(n.target) for n in (*before, *region_plan.absorbed) if n not in inside],
         region=region_plan.region,
         stops={node.name: reason for node, reason in growth.stops.items()},
         device=growth.first.left.node.meta["val"].device.type,

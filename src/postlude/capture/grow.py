@@ -32,6 +32,7 @@ from postlude.capture.gemm import (
 )
 from postlude.capture.partner import join
 from postlude.capture.program import Program, Source
+from postlude.capture.prologue import Prologue
 from postlude.capture.reach import reach_of
 from postlude.capture.sizes import Kind, Size, broadcast_kind, same, same_rows, same_shape
 from postlude.capture.translate import CASTS, COMPARISONS, ELEMENTWISE, ROUNDED_NUMBERS, apply, as_type
@@ -61,6 +62,8 @@ class Growth:
         settings: Settings,
         refused: Mapping[Node, str] = MappingProxyType({}),
         settled: frozenset[Node] = frozenset(),
+        *,
+        prologue: bool = False,
     ) -> None:
         self.settings = settings
         #: Nodes that must stay outside, and why.
@@ -83,7 +86,12 @@ class Growth:
         rows = left.shape[-1:] if left.transposed else left.shape[-2:-1] if self.first.batched else left.shape[:-1]
         self.rows: tuple[Size, ...] = (*self.batch, *rows)
         self.contracted = self.program.axis("k")
-        self.left = self.program.operand(Source(left.node), self._left_axes(left, self.contracted))
+        self.prologue = self._prologue(gemms) if prologue and self.reach.prologues and not settings.eager_rounding else None
+        self.left = (
+            self.prologue.value
+            if self.prologue
+            else self.program.operand(Source(left.node), self._left_axes(left, self.contracted))
+        )
 
     def run(self) -> None:
         """Absorb the GEMMs and what follows them."""
@@ -138,6 +146,13 @@ class Growth:
         del self.gemms[gemms:]
 
     # The start: the GEMM itself.
+
+    def _prologue(self, gemms: Sequence[Gemm]) -> Prologue | None:
+        try:
+            return Prologue(self.program, list(gemms), self.contracted)
+        except Stop:
+            self.program.truncate(0, 0)
+            return None
 
     def _start(self, gemm: Gemm) -> None:
         try:

@@ -13,17 +13,20 @@ class Reach:
         whole_rows: a kernel may reduce over a row and use the result for the same row, since one thread owns whole rows.
             Where a row is spread over many tiles, such a Region would need two kernels.
         queries: of so many queries attention is one kernel all the same.
+        prologues: a kernel of one row may compute the norm of that row before it multiplies. (With whole rows, a norm belongs
+            to the kernel that computes its input.)
     """
 
     whole_rows: bool
     queries: int = FEW_QUERIES
+    prologues: bool = False
 
 
 #: By device type.
 REACH = {"cpu": Reach(whole_rows=True)}
 
 #: All other devices: kernels that own tiles.
-TILES = Reach(whole_rows=False)
+TILES = Reach(whole_rows=False, prologues=True)
 
 
 def reach_of(device_type: str) -> Reach:

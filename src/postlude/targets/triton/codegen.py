@@ -17,8 +17,9 @@ import torch
 from postlude.errors import PostludeError
 from postlude.ir import Apply, Contract, Group, Reduce, Region, to_text
 from postlude.ir.region import ROW_AXES
-from postlude.targets.triton import attention
+from postlude.targets.triton import attention, prologue
 from postlude.targets.triton.codegen_ops import FUNCTIONS
+from postlude.targets.triton.prologue import prologue_of
 from postlude.targets.triton.writer import TYPES, Stride, Writer, definition, indented, load, value
 
 #: Constants that each kernel takes: tile sizes, what is known about the call, and for `gemm` the orientation of a tile.
@@ -92,11 +93,13 @@ def obstacle(region: Region) -> str | None:
     """Why there is no kernel for the Region, or None."""
     if attention.softmax_of(region) is not None:
         return None
+    before = {c.left: prologue_of(region, c) for c in region.contractions if c.left not in region.operand_index}
+    for contraction in region.contractions:
+        if before.get(contraction.left, ...) is None:
+            return f"%{contraction.name} contracts %{contraction.left}, which the Region computes"
     for statement in region.body:
-        if isinstance(statement, Reduce):
+        if isinstance(statement, Reduce) and not any(p and statement in p.sums for p in before.values()):
             return f"%{statement.name} reduces over whole rows, and a program has only a part of each row"
-        if isinstance(statement, Contract) and statement.left not in region.operand_index:
-            return f"%{statement.name} contracts %{statement.left}, which the Region computes"
     stored = {index for group in region.groups for index, _ in group.yields}
     for index, result in enumerate(region.yields):
         if index not in stored:
@@ -108,7 +111,7 @@ def obstacle(region: Region) -> str | None:
         if len({c.accumulate for c in group.contractions}) > 1:
             return f"contractions over the columns {group.column!r} accumulate in different types"
         for contraction in group.contractions:
-            types = {region.operands[region.operand_index[name]].dtype for name in contraction.inputs}
+            types = {region.operands[i].dtype for name in contraction.inputs if (i := region.operand_index.get(name)) is not None}
             if torch.float64 in types and contraction.accumulate != torch.float64:
                 return f"%{contraction.name} multiplies f64 and accumulates in f32"
     return None
@@ -205,10 +208,18 @@ class _Module(Writer):
         lefts = _by_left(group)
         for left, contractions in lefts:
             k = self.contracted_axis(contractions[0])
+            before = prologue_of(self.region, contractions[0])
+            if before:
+                for row in range(self.rows):
+                    yield from prologue.started(before, "[1, BLOCK_K]", type, f"_{row}")
             yield from self.loop("0", k, last=left == lefts[-1][0])
             yield "    at = start + ks"
             for row in range(self.rows):
                 mask = f"(at < {k}) & (row{row} < m)" if row else f"at < {k}"
+                if before:
+                    index = {"m": f"row{row}", k: "at"}
+                    yield from indented(prologue.in_loop(self, before, f"x{row}", index, mask, type, f"_{row}"))
+                    continue
                 address = self.at(self.region.operand_index[left], {"b": "batch", "m": f"row{row}", k: "at"})
                 yield f"    x{row} = {load(address, mask)}.to({type})"
             for contraction in contractions:
@@ -216,10 +227,20 @@ class _Module(Writer):
                 yield f"    w = {load(address, _mask(f'(cols < {n})', f'(at < {k})'))}.to({type})"
                 for row in range(self.rows):
                     yield f"    {value(contraction.name)}_{row} += w * x{row}"
+            if before:
+                for row in range(self.rows):
+                    yield from prologue.scale(self, before, f"scale{row}", "1", type, f"_{row}")
         for row in range(self.rows):
-            sums = [f"tl.sum({value(c.name)}_{row}, axis=1)[None, :]" for c in group.contractions]
+            sums = [
+                f"tl.sum({value(c.name)}_{row}, axis=1)[None, :]{f' * scale{row}' if self.is_computed(c.left) else ''}"
+                for c in group.contractions
+            ]
             call = self.call(f"epilogue_{n}", group, f"row{row}", "columns[None, :]", sums)
             yield from [call] if row == 0 else indented([call], before=[f"if {row} < m:"])
+
+    def is_computed(self, left: str) -> bool:
+        """Whether what is multiplied is no operand."""
+        return left not in self.region.operand_index
 
     def gemm(self, group: Group) -> Iterator[str]:
         """One tile with tl.dot, or a part of its sum over k."""
@@ -276,14 +297,29 @@ class _Module(Writer):
         """The loop over k for contractions of one left operand, which is loaded once for all."""
         k = self.contracted_axis(contractions[0])
         operands = self.region.operand_index
+        before = prologue_of(self.region, contractions[0])
         yield from _part_of(k)
+        if before:
+            yield from prologue.started(before, "[BLOCK_K, BLOCK_M] if SWAP else [BLOCK_M, BLOCK_K]", type)
         yield from self.loop("begin", "end", last=last)
-        address = self.at(operands[left], {"b": "batch", "m": "rows", k: "(start + k_left)"})
-        yield f"    x = {load(address, _mask('(rows < m)', f'(start + k_left < {k})'))}"
+        index = {"b": "batch", "m": "rows", k: "(start + k_left)"}
+        if before:
+            mask = f"(rows < m) & (start + k_left < {k})"
+            yield from indented(prologue.in_loop(self, before, "x", index, mask, type))
+        else:
+            yield f"    x = {load(self.at(operands[left], index), _mask('(rows < m)', f'(start + k_left < {k})'))}"
         for contraction in contractions:
             address = self.at(operands[contraction.right], {"b": "batch", n: "cols", k: "(start + k_right)"})
             yield f"    w = {load(address, _mask(f'(cols < {n})', f'(start + k_right < {k})'))}"
-            dtypes = [self.region.operands[operands[name]].dtype for name in contraction.inputs]
+            dtypes = [
+                torch.float32 if name not in operands else self.region.operands[operands[name]].dtype
+                for name in contraction.inputs
+            ]
+            if before and dtypes[1] == torch.bfloat16:
+                dtypes[0] = (
+                    torch.bfloat16
+                )  # has the range of float32: what is multiplied may be rounded to it, as eager rounds it
+                yield "    x = x.to(tl.bfloat16)"
             common = TYPES[torch.promote_types(*dtypes)] if contraction.accumulate != torch.float64 else "tl.float64"
             a, b = (name if TYPES[dtype] == common else f"{name}.to({common})" for name, dtype in zip("xw", dtypes, strict=True))
             accumulator = value(contraction.name)
@@ -292,6 +328,9 @@ class _Module(Writer):
             yield f"        {accumulator} = tl.dot({b}, {a}, {accumulator}, {options})"
             yield "    else:"
             yield f"        {accumulator} = tl.dot({a}, {b}, {accumulator}, {options})"
+        if before:
+            yield from prologue.scale(self, before, "scale", "0 if SWAP else 1", type)
+            yield from (f"{value(contraction.name)} *= scale" for contraction in contractions)
 
     def loop(self, begin: str, end: str, *, last: bool) -> Iterator[str]:
         """The head of a loop over k. The last loop of a chained kernel lets the next kernel start on its way."""

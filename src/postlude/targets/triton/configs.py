@@ -60,6 +60,7 @@ class Problem:
         element: bytes of an element of the operands, the wider of the two.
         along_k: the weights lie along k.
         contractions: most contractions of a group.
+        whole_k: each program must read the whole contracted axis, since it computes a norm over it.
     """
 
     m: int
@@ -69,6 +70,7 @@ class Problem:
     element: int = 2
     along_k: bool = True
     contractions: int = 1
+    whole_k: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -240,6 +242,8 @@ def rules(arch: str, element: int) -> tuple[Rule, ...]:
 def _splits(rule: Rule, problem: Problem, device: Device) -> int:
     """How many programs share a tile's sum: more while multiprocessors would have nothing to do, and sums stay long."""
     config = rule.config
+    if problem.whole_k:
+        return 1
     columns = sum(-(-n // config.block_n) for n in problem.columns)
     programs = problem.batch * -(-problem.m // config.block_m) * columns
     splits = 1

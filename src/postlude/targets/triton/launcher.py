@@ -157,7 +157,9 @@ class _Call:
         """What there is to multiply."""
         region = self.region
         first = region.contractions[0]
-        multiplied = [region.operands[region.operand_index[name]] for c in region.contractions for name in c.inputs]
+        multiplied = [
+            region.operands[i] for c in region.contractions for n in c.inputs if (i := region.operand_index.get(n)) is not None
+        ]
         contracted, column = region.contraction_axes(first)
         right = self.layouts[region.operand_index[first.right]]
         return Problem(
@@ -168,6 +170,7 @@ class _Call:
             element=max(operand.dtype.itemsize for operand in multiplied),
             along_k=right[contracted].step == 1 or right[column].step != 1,
             contractions=max(len(group.contractions) for group in region.groups),
+            whole_k=any(c.left not in region.operand_index for c in region.contractions),
         )
 
     def attention(self, device: Device, softmax: Softmax) -> Config:
