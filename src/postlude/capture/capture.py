@@ -103,22 +103,34 @@ def _choose(gemm: Gemm, settings: Settings, done: frozenset[Node], judge: Judge)
     alone = _grown([gemm], settings, done)
     siblings = [] if gemm.batched else _siblings(alone[0], done)
     for gemms in ([gemm, *siblings], [gemm]) if siblings else ([gemm],):
-        for prologue in (True, False):
-            try:
-                found = _grown(gemms, settings, done, prologue=prologue) if prologue or len(gemms) > 1 else alone
-                if (prologue and found[0].prologue is None) or judge(found[1], found[0]) is not None:
-                    continue
+        try:
+            plain = _grown(gemms, settings, done) if siblings and gemms[1:] else alone
+        except (NotAGemm, NotExpressible):
+            continue  # side by side they don't fit into one Region
+        for found in (_with_norm(gemms, settings, done, plain[0]), plain):
+            if found is not None and judge(found[1], found[0]) is None:
                 return found
-            except (NotAGemm, NotExpressible):
-                pass  # so much does not fit into one Region
     raise Unwanted(judge(alone[1], alone[0]) or "")
 
 
-def _grown(gemms: Sequence[Gemm], settings: Settings, done: frozenset[Node], *, prologue: bool = False) -> tuple[Growth, Plan]:
+def _with_norm(gemms: Sequence[Gemm], settings: Settings, done: frozenset[Node], plain: Growth) -> tuple[Growth, Plan] | None:
+    """A Region as it was grown, but with the norm before its products, or None if that can't be."""
+    readers = frozenset(gemm.node for gemm in plain.gemms)
+    try:
+        growth, region_plan = _grown(gemms, settings, done, readers)
+    except (NotAGemm, NotExpressible):
+        return None
+    same = growth.prologue is not None and {gemm.node for gemm in growth.gemms} == readers
+    return (growth, region_plan) if same else None
+
+
+def _grown(
+    gemms: Sequence[Gemm], settings: Settings, done: frozenset[Node], norm_of: frozenset[Node] = frozenset()
+) -> tuple[Growth, Plan]:
     """Grow and plan, again without each node that is better computed outside or can't be stored in the form it is needed in."""
     refused: dict[Node, str] = {}
     while True:
-        growth = Growth(gemms, settings, refused, done, prologue=prologue)
+        growth = Growth(gemms, settings, refused, done, norm_of)
         growth.run()
         if not growth.reach.whole_rows and (outside := trim(growth)):
             refused |= dict.fromkeys(outside, "the kernel that reads it computes it as well, from fewer bytes")

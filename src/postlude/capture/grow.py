@@ -62,8 +62,7 @@ class Growth:
         settings: Settings,
         refused: Mapping[Node, str] = MappingProxyType({}),
         settled: frozenset[Node] = frozenset(),
-        *,
-        prologue: bool = False,
+        norm_of: frozenset[Node] = frozenset(),
     ) -> None:
         self.settings = settings
         #: Nodes that must stay outside, and why.
@@ -86,7 +85,8 @@ class Growth:
         rows = left.shape[-1:] if left.transposed else left.shape[-2:-1] if self.first.batched else left.shape[:-1]
         self.rows: tuple[Size, ...] = (*self.batch, *rows)
         self.contracted = self.program.axis("k")
-        self.prologue = self._prologue(gemms) if prologue and self.reach.prologues and not settings.eager_rounding else None
+        #: The norm before the products `norm_of`, if they are asked for with it, and it is one.
+        self.prologue = self._prologue(norm_of) if norm_of and self.reach.prologues and not settings.eager_rounding else None
         self.left = (
             self.prologue.value
             if self.prologue
@@ -147,9 +147,9 @@ class Growth:
 
     # The start: the GEMM itself.
 
-    def _prologue(self, gemms: Sequence[Gemm]) -> Prologue | None:
+    def _prologue(self, readers: frozenset[Node]) -> Prologue | None:
         try:
-            return Prologue(self.program, list(gemms), self.contracted)
+            return Prologue(self.program, self.first, readers, self.contracted)
         except Stop:
             self.program.truncate(0, 0)
             return None

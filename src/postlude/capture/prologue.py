@@ -33,19 +33,19 @@ class Prologue:
         nodes: the nodes that are computed anew.
     """
 
-    def __init__(self, program: Program, gemms: list[Gemm], contracted: str) -> None:
-        """Append the statements to the program.
+    def __init__(self, program: Program, gemm: Gemm, readers: frozenset[Node], contracted: str) -> None:
+        """Append the statements to the program. `readers` are all products of the Region, `gemm` one of them.
 
         Raises:
             Stop: there is no norm, or it is of no use here; some statements may have been added already.
         """
-        left = gemms[0].left
+        left = gemm.left
         self.program = program
         self.axis = contracted
         self.size = left.shape[-1]
         self.nodes: dict[Node, str] = {}
         self.tiles: set[Node] = set()
-        if gemms[0].batched or left.transposed or not isinstance(self.size, int) or prod(left.shape[:-1]) != 1:
+        if gemm.batched or left.transposed or not isinstance(self.size, int) or prod(left.shape[:-1]) != 1:
             raise Stop("more than one row")
         if left.node.meta["val"].dtype not in LOW:
             raise Stop("no narrow type")
@@ -53,7 +53,7 @@ class Prologue:
         reduced = any(node.target in _REDUCTIONS for node in self.nodes)
         if not reduced or len(self.tiles) != 1:
             raise Stop("no norm")
-        inside = {*self.nodes, *(gemm.node for gemm in gemms)}
+        inside = {*self.nodes, *readers}
         if not all(_ends_in(node, inside) for node in self.nodes):
             raise Stop("a part of the norm is needed elsewhere")
 

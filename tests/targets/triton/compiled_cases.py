@@ -23,6 +23,7 @@ from postlude.targets.triton.configs import Config, Device, attention
 from postlude.targets.triton.cuda_driver import load_driver
 from tests.targets.triton import fake_cuda
 from tests.targets.triton.attention import region as attention_region
+from tests.targets.triton.norms import region as norm_region
 
 LINEAR = parse(
     "region(m, n, k); %x = operand [m, k] bf16; %w = operand [n, k] bf16; %b = operand [n] bf16; "
@@ -123,6 +124,16 @@ def test_attention(driver: Driver, dtype: str, mask: str) -> None:
     assert (found["m"], found["n"], found["n1"], found["k"], found["b"]) == (4, 256, 128, 128, 16)
     assert driver.launches[-1][0] == 16 * found["splits"]
     assert found["splits"] == 256 // found["BLOCK_N"] > 1
+
+
+@pytest.mark.parametrize("config", [GEMV, replace(GEMV, chained=True, prefetch=64), GEMM, replace(GEMM, swap=True)])
+@pytest.mark.parametrize("dtype", ["bf16", "f16"])
+def test_a_norm_before_products(driver: Driver, config: Config, dtype: str) -> None:
+    region = norm_region("q, k, v", dtype)
+    axes = {"m": 1, "n": 24, "n1": 9, "n2": 7, "k": 128}
+    given = [torch.zeros([axes[axis] for axis in one.axes], dtype=one.dtype) for one in (*region.operands, *region.yields)]
+    target.load(region, config)(*given)
+    assert driver.launches[-1][0] == sum(-(-axes[n] // config.block_n) for n in ("n", "n1", "n2"))
 
 
 @pytest.mark.parametrize("config", [replace(GEMV, chained=True, prefetch=64), replace(GEMM, split_k=2)])
