@@ -1,6 +1,6 @@
 """Decode on one GPU: a few rows times weights that lie in no cache, with the whole epilogue, as in a CUDA graph.
 
-Linear + bias + GELU, and the gated pair of a SwiGLU. Each graph walks through copies of the weights, 512 MB or more, so that
+Linear + bias + GELU, the gated pair of a SwiGLU, and both with an RMSNorm before them. Each graph walks through copies of the weights, 512 MB or more, so that
 every weight comes from memory. Modes are interleaved in one process; a number is the median over rounds. How near a mode comes to
 memory speed is told by a plain kernel that reads the same buffers in the same rounds.
 
@@ -50,16 +50,31 @@ SWIGLU = """region(m, n, k); %x = operand [m, k] bf16; %w = operand [n, k] bf16;
 %acc = contract %x, %w : f32; %0 = sigmoid %acc; %1 = mul %acc, %0; %acc1 = contract %x, %w1 : f32; %2 = mul %1, %acc1;
 yield [m, n] bf16 %2"""
 
+NORM = """%0 = mul %x, %x; %1 = reduce sum k %0; %2 = extent k; %3 = div %1, %2; %4 = const 1e-05; %5 = add %3, %4;
+%6 = rsqrt %5; %7 = mul %x, %6; %8 = mul %7, %g;"""
+
+NORM_LINEAR = f"""region(m, n, k); %x = operand [m, k] bf16; %g = operand [k] bf16; %w = operand [n, k] bf16; {NORM}
+%acc = contract %8, %w : f32; yield [m, n] bf16 %acc"""
+
+NORM_SWIGLU = f"""region(m, n, k); %x = operand [m, k] bf16; %g = operand [k] bf16; %w = operand [n, k] bf16;
+%w1 = operand [n, k] bf16; {NORM} %acc = contract %8, %w : f32; %9 = sigmoid %acc; %10 = mul %acc, %9;
+%acc1 = contract %8, %w1 : f32; %11 = mul %10, %acc1; yield [m, n] bf16 %11"""
+
 
 @dataclass(frozen=True)
 class Kind:
-    """What is computed: the Region, the same for eager and Inductor, plain products, and how many weights it reads."""
+    """What is computed: the Region, the same for eager and Inductor, plain products, and how many weights it reads.
+
+    `norm` and `bias`: whether it takes a vector along k before the weights, and one along n after them.
+    """
 
     name: str
     program: str
     fused: Callable[..., Tensor]
     plain: Callable[..., Any]
     weights: int
+    norm: bool = False
+    bias: bool = False
 
     @property
     def region(self) -> Region:
@@ -77,9 +92,21 @@ def swiglu(x: Tensor, gate: Tensor, up: Tensor) -> Tensor:
     return F.silu(F.linear(x, gate)) * F.linear(x, up)
 
 
+def norm_linear(x: Tensor, g: Tensor, w: Tensor) -> Tensor:
+    """RMSNorm, then a linear, as a model's projections."""
+    return F.linear(F.rms_norm(x, (x.shape[-1],), g, 1e-5), w)
+
+
+def norm_swiglu(x: Tensor, g: Tensor, gate: Tensor, up: Tensor) -> Tensor:
+    """RMSNorm, then the gated pair."""
+    return swiglu(F.rms_norm(x, (x.shape[-1],), g, 1e-5), gate, up)
+
+
 KINDS = {
-    "gelu": Kind("gelu", LINEAR_GELU, linear_gelu, F.linear, 1),
+    "gelu": Kind("gelu", LINEAR_GELU, linear_gelu, lambda x, w, bias: F.linear(x, w, bias), 1, bias=True),
     "swiglu": Kind("swiglu", SWIGLU, swiglu, lambda x, gate, up: (F.linear(x, gate), F.linear(x, up)), 2),
+    "norm": Kind("norm", NORM_LINEAR, norm_linear, lambda x, g, w: F.linear(x, w), 1, norm=True),
+    "normed": Kind("normed", NORM_SWIGLU, norm_swiglu, lambda x, g, a, b: (F.linear(x, a), F.linear(x, b)), 2, norm=True),
 }
 
 
@@ -116,7 +143,8 @@ class Data:
         self.x = torch.randn(cell.m, cell.k, generator=generator, device="cuda").bfloat16()
         bias = torch.randn(self.copies, cell.n, generator=generator, device="cuda").bfloat16()
         self.out = torch.empty(cell.m, cell.n, dtype=torch.bfloat16, device="cuda")
-        self.operands = [(self.x, *self.memory[i], *([bias[i]] if kind.weights == 1 else [])) for i in range(self.copies)]
+        scale = [torch.rand(cell.k, generator=generator, device="cuda").bfloat16() + 0.5] if kind.norm else []
+        self.operands = [(self.x, *scale, *self.memory[i], *([bias[i]] if kind.bias else [])) for i in range(self.copies)]
 
     @cached_property
     def exact(self) -> Tensor:
@@ -219,6 +247,30 @@ GEMV = {
     2: ((1, 1024, 4, 1), (2, 1024, 4, 3), (2, 2048, 4, 3), (4, 1024, 4, 5), (8, 512, 4, 3), (2, 512, 4, 5), (4, 512, 4, 1)),
 }
 
+#: The same where a norm comes first, of which wider tiles compute less.
+NORMED = {
+    1: (
+        (4, 1024, 4, 5),
+        (8, 512, 4, 3),
+        (8, 1024, 8, 3),
+        (8, 1024, 4, 3),
+        (16, 512, 4, 3),
+        (16, 512, 8, 3),
+        (4, 2048, 8, 3),
+        (8, 256, 4, 5),
+    ),
+    2: (
+        (2, 1024, 4, 3),
+        (4, 512, 4, 3),
+        (4, 1024, 8, 3),
+        (4, 1024, 4, 3),
+        (8, 512, 8, 3),
+        (8, 512, 4, 3),
+        (8, 256, 4, 4),
+        (4, 512, 4, 2),
+    ),
+}
+
 #: (block_n, block_k, warps, stages, swap), each with k split into 1, 2, 4 where that makes sense.
 GEMM = (
     (64, 128, 4, 5, True),
@@ -243,11 +295,11 @@ def candidates(cell: Cell, multiprocessors: int) -> Iterator[Config]:
     pair = KINDS[cell.kind].weights
     rows = 1 << (cell.m - 1).bit_length()
     if rows <= 2:
-        for block_n, block_k, warps, stages in GEMV[pair]:
+        for block_n, block_k, warps, stages in (NORMED if KINDS[cell.kind].norm else GEMV)[pair]:
             yield Config("gemv", rows, block_n, block_k, warps, stages)
     block_m = max(16, rows)
     for block_n, block_k, warps, stages, swap in GEMM if rows > 1 else ():
-        for split in (1, 2, 4):
+        for split in (1,) if KINDS[cell.kind].norm else (1, 2, 4):
             programs = cell.n // block_n * split
             memory = (block_m + pair * block_n) * block_k * 2 * stages
             enough = programs >= 0.7 * multiprocessors and (split == 1 or programs <= 4 * multiprocessors)
@@ -259,8 +311,9 @@ def compile_one(program: str, m: int, config: Config) -> str:
     """Compile a candidate, in a process of its own, into Triton's cache on disk."""
     kind = next(kind for kind in KINDS.values() if kind.program == program)
     cell = Cell(kind.name, m, 512, 8192)
-    data = [torch.zeros(cell.m, cell.k), *(torch.zeros(cell.n, cell.k) for _ in range(kind.weights))]
-    data += [torch.zeros(cell.n)] if kind.weights == 1 else []
+    data = [torch.zeros(cell.m, cell.k), *([torch.zeros(cell.k)] if kind.norm else [])]
+    data += [torch.zeros(cell.n, cell.k) for _ in range(kind.weights)]
+    data += [torch.zeros(cell.n)] if kind.bias else []
     operands = [tensor.to(device="cuda", dtype=torch.bfloat16) for tensor in data]
     try:
         target.load(parse(program), config)(*operands, torch.empty(cell.m, cell.n, dtype=torch.bfloat16, device="cuda"))
@@ -345,7 +398,8 @@ def show_chosen(path: Path) -> None:
         for candidate in entry["candidates"]:  # the first of several measurements of the best is the longest
             times.setdefault(Config(**candidate["config"]), candidate["us"])
         best = min(times.values())
-        chosen = choose(device, Problem(cell.m, (cell.n,), cell.k, contractions=KINDS[cell.kind].weights))
+        kind = KINDS[cell.kind]
+        chosen = choose(device, Problem(cell.m, (cell.n,), cell.k, contractions=kind.weights, whole_k=kind.norm))
         of_chosen = f"{times[chosen]:7.2f} {times[chosen] / best:6.3f}" if chosen in times else f"{'not measured':>14}"
         print(f"{cell.title}  best {best:7.2f}  chosen {of_chosen}  {chosen}")
 
