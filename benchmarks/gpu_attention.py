@@ -19,6 +19,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import gpu_common as common
+from postlude.ir import parse
+from postlude.targets import triton as target
 from postlude.targets.triton import configs
 
 if TYPE_CHECKING:
@@ -63,9 +65,12 @@ def walk(function: Callable[..., Any], sets: list[tuple[Tensor, ...]]) -> Callab
 def main() -> None:
     options = common.parser(__doc__)
     options.add_argument("--sweep", action="store_true")
+    options.add_argument("--lengths", nargs="+", type=int, default=sorted({length for _, length in CASES}))
     arguments = options.parse_args()
     rows = []
     for batch, length in CASES:
+        if length not in arguments.lengths:
+            continue
         torch._dynamo.reset()
         sets = inputs(batch, length)
         exact = step(*(x.double() if x.is_floating_point() else x for x in sets[0]))
@@ -86,30 +91,36 @@ def main() -> None:
             flush=True,
         )
         if arguments.sweep:
-            for name in sorted((name for name in each if name not in modes), key=each.__getitem__)[:4]:
+            ordered = sorted((name for name in each if name not in modes), key=each.__getitem__)
+            for name in ordered[:6] + [name for name in ordered[6:] if name.startswith("chosen")]:
                 print(f"      {each[name]:8.2f} us  {name}", flush=True)
         common.save(arguments.out, {"heads": HEADS, "shared": SHARED, "width": WIDTH, "rows": rows})
 
 
+REGION = """region(b, m, n, n1, k); %q = operand [b, m, k] bf16; %k = operand [b, n, k] bf16; %v = operand [b, n, n1] bf16;
+%mask = operand [b, m, n] bool; %acc = contract %q, %k : f32; %0 = const 0.08838834764831845; %1 = mul %acc, %0;
+%2 = const -inf; %3 = where %mask, %1, %2; %4 = reduce max n %3; %5 = eq %2, %4; %6 = const 0.0; %7 = where %5, %6, %4;
+%8 = sub %3, %7; %9 = exp %8; %10 = const 1.0; %11 = reduce sum n %9; %12 = where %5, %10, %11; %13 = reciprocal %12;
+%14 = mul %9, %13; %15 = contract %14, %v : f32; yield [b, m, n1] bf16 %15"""
+
+
 def swept(batch: int, length: int, sets: list[tuple[Tensor, ...]]) -> dict[str, Callable[[], None]]:
-    """The same with other configurations than the chosen one."""
-    chosen = configs.attention
+    """The kernel alone, chosen and with other configurations."""
+    region = parse(REGION)
+    rows = HEADS // SHARED
+    out = torch.empty(batch, SHARED, rows, WIDTH, device="cuda", dtype=torch.bfloat16)
+    given = [(q.view(batch, SHARED, rows, WIDTH), k, v, m.expand(batch, SHARED, rows, length), out) for q, k, v, m in sets]
+    properties = torch.cuda.get_device_properties(0)
+    device = configs.Device("sm_90", properties.multi_processor_count, 227 << 10)
+    chosen = configs.attention(device, rows, length, WIDTH, WIDTH, batch * SHARED, 2)
     sides = {}
-    for block_n, warps, stages, splits in itertools.product((32, 64, 128), (2, 4), (2, 3), (1, 2, 4, 8, 16, 32, 64)):
-        if splits * block_n > max(length, block_n) or not 64 <= splits * batch * SHARED <= 2048:
+    for block_n, warps, stages, splits in itertools.product((32, 64, 128), (4, 8), (1, 2, 3), (1, 2, 4, 8, 16, 32, 64)):
+        programs, steps = splits * batch * SHARED, length // block_n
+        if (warps == 8 and block_n < 128) or splits > steps or not 8 <= programs <= 1024 or steps // splits > 32:
             continue
-
-        def forced(*given: Any, change: dict[str, int]) -> configs.Config:
-            return replace(chosen(*given), **change)
-
-        change = {"block_n": block_n, "warps": warps, "stages": stages, "split_k": splits}
-        configs.attention = partial(forced, change=change)
-        torch._dynamo.reset()
-        try:
-            sides[f"{block_n} keys, {warps} warps, {stages} stages, {splits} parts"] = walk(MODES["postlude"](step), sets)
-        finally:
-            configs.attention = chosen
-    return sides
+        config = replace(chosen, block_n=block_n, warps=warps, stages=min(stages, steps), split_k=splits)
+        sides[f"{block_n} keys, {warps} warps, {stages} stages, {splits} parts"] = walk(target.load(region, config), given)
+    return sides | {f"chosen: {chosen}": walk(target.load(region), given)}
 
 
 if __name__ == "__main__":

@@ -1,8 +1,8 @@
 """Decode on one GPU: a few rows times weights that lie in no cache, with the whole epilogue, as in a CUDA graph.
 
-Linear + bias + GELU, the gated pair of a SwiGLU, and both with an RMSNorm before them. Each graph walks through copies of the weights, 512 MB or more, so that
-every weight comes from memory. Modes are interleaved in one process; a number is the median over rounds. How near a mode comes to
-memory speed is told by a plain kernel that reads the same buffers in the same rounds.
+Linear + bias + GELU, the gated pair of a SwiGLU, and both with an RMSNorm before them. Each graph walks through copies of the
+weights, 512 MB or more, so that every weight comes from memory. Modes are interleaved in one process; a number is the median over
+rounds. How near a mode comes to memory speed is told by a plain kernel that reads the same buffers in the same rounds.
 
     python benchmarks/gpu_decode.py --out decode.json                 this target and its peers
     python benchmarks/gpu_decode.py --out sweep.json --sweep          many configurations too

@@ -58,6 +58,8 @@ def _pays_on_a_gpu(plan: Plan, growth: Growth) -> str | None:
     dtype = left.dtype
     if dtype not in (torch.bfloat16, torch.float16):
         return f"cuBLAS is as fast for {dtype}"
+    if growth.prologue and any(len(group.contractions) > 1 for group in plan.region.groups):
+        return "a norm before a pair of products costs as much as its own kernel"
     sizes = growth.rows[-1:] if growth.program.batched else growth.rows
     few = prod(map(hint, sizes)) <= few_rows(plan.region)
     if few and all(isinstance(size, int) for size in sizes):
