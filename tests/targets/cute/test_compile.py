@@ -30,7 +30,7 @@ def own_cache(tmp_path, monkeypatch) -> None:
 
 
 def special(region: Region, index: int = 0, architecture: str = "sm_90a") -> Specialization:
-    layout = tuple(_unit(a) for a in forms(region)[index].arguments)
+    layout = tuple(_layout(a) for a in forms(region)[index].arguments)
     return Specialization(to_text(region), index, False, layout, CONFIGURATIONS[architecture], TARGETS[architecture])
 
 
@@ -63,7 +63,8 @@ def test_kernels_are_compiled_ahead_by_other_processes() -> None:
     ahead.wait(replace(first, reverse=True))  # nobody compiles it: nothing to wait for
 
 
-def _unit(argument) -> int | None:
+def _layout(argument) -> tuple[int, int]:
     if argument.kind == "scalar":
-        return None
-    return argument.order[-1] if argument.order else len(argument.axes) - 1
+        return 1, -1
+    dims = len(argument.order) or len(argument.axes)
+    return dims, argument.order[-1] if argument.order else dims - 1

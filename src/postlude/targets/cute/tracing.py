@@ -42,6 +42,16 @@ def transpose(tensor: Any) -> Any:
     return permute(tensor, (*batch, columns, rows))
 
 
+def one_batch(tensor: Any, inner: int) -> Any:
+    """A tensor with all dimensions but the last `inner` as one, in row-major order."""
+    outer = range(cute.rank(tensor) - inner)
+    if len(outer) == 1:
+        return tensor
+    shape = (tuple(tensor.shape[dim] for dim in reversed(outer)), *tensor.shape[len(outer) :])
+    stride = (tuple(tensor.stride[dim] for dim in reversed(outer)), *tensor.stride[len(outer) :])
+    return cute.make_tensor(tensor.iterator, cute.make_layout(shape, stride=stride))
+
+
 def interleave(first: Any, second: Any) -> Any:
     """One right operand [2n, k] (or [b, 2n, k]) whose rows are taken from two of shape [n, k] in turn.
 
