@@ -45,7 +45,7 @@ _PROGRAMS = {
     " %4 = where %3, %2, %row; %5 = gt %4, %1; yield [m, n] bf16 %4; yield [m, n] bool %5",
     "heads": "region(b, m, n, k); %x = operand [b, m, k] bf16; %w = operand [b, n, k] bf16; %tile = operand [b, m, n] bf16;"
     " %acc = contract %x, %w : f32; %0 = add %acc, %tile; %1 = reduce sum n %0; %2 = reduce sum m %0;"
-    " yield [b, m, n] bf16 %0 order 0 2 1 3; yield [b, m] f32 %1; yield [b, n] f32 %2",
+    " yield [b, m, n] bf16 %0 order 0 2 1 3; yield [b, m, n] f32 %acc; yield [b, m] f32 %1; yield [b, n] f32 %2",
 }
 
 #: Name -> Region.

@@ -48,6 +48,12 @@ def test_the_transposed_problem_compiles() -> None:
     compile_kernel(replace(special(CATALOGUE["everything"]), configuration=Configuration(256, 128, swapped=True)))
 
 
+def test_heads_that_lie_beside_each_other_compile() -> None:
+    """Operands [b, m, k] that are views of [batch, m, heads, k]: their batch is two dimensions."""
+    kernel = special(CATALOGUE["heads"])
+    compile_kernel(replace(kernel, layout=((4, 3), (4, 3), (4, 3), *kernel.layout[3:])))
+
+
 def test_kernels_are_compiled_ahead_by_other_processes() -> None:
     first, second = special(CATALOGUE["plain"]), special(CATALOGUE["gelu_tanh"])
     wrong = replace(first, configuration=Configuration(100, 100))

@@ -1,5 +1,7 @@
 """How tensors come to a GEMM while a kernel is traced: what generated `launch` functions call. Nothing here runs at launch."""
 
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import cutlass.cute as cute
@@ -28,7 +30,16 @@ def run(gemm: Any, left: Any, right: Any, result: Any, stream: Any, /, **epilogu
         raster_order=_RASTER[configuration.raster],
         max_swizzle_size=Int32(configuration.swizzle),
     )
+    gemm.get_scheduler_arguments = partial(_one_batch_counted, gemm.get_scheduler_arguments)
     gemm(left, right, result, None, gemm.EpilogueArguments(**epilogue), schedule, None, stream, None, None)
+
+
+def _one_batch_counted(arguments: Callable[..., Any], *given: Any) -> Any:
+    """What tells how many tiles there are, with a batch of several dimensions counted as one."""
+    made = arguments(*given)
+    rows, columns, batch = made.problem_shape_ntile_mnl
+    made.problem_shape_ntile_mnl = (rows, columns, cute.size(batch))
+    return made
 
 
 def permute(tensor: Any, dims: tuple[int, ...]) -> Any:
