@@ -6,7 +6,7 @@ from functools import cached_property
 
 import torch
 
-from postlude.ir.ops import JUMPS, OPS, ValueType
+from postlude.ir.ops import OPS, ValueType
 
 #: Axis names of rows: a batch of any number of tensor dimensions, and the rows of one GEMM.
 ROW_AXES = ("b", "m")
@@ -175,10 +175,6 @@ class Group:
                 found.add(name)
                 stack.extend(statements[name].inputs)
         return found
-
-    def before_jumps(self) -> set[str]:
-        """Those of the statements that an op depends on whose value jumps."""
-        return self.behind(i for s in self.statements if isinstance(s, Apply) and s.op in JUMPS for i in s.inputs)
 
     @cached_property
     def reduced(self) -> frozenset[str]:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable
 
 import torch
 
-from postlude.ir import Apply, Const, Extent, Reduce, Region, Round, Statement, Yield, to_text
+from postlude.ir import Apply, Const, Extent, Reduce, Region, Round, Statement, Yield, sensitive, to_text
 from postlude.targets.cute import peephole
 from postlude.targets.cute.form import Argument, Form, forms
 from postlude.targets.cute.ops import EXPRESSIONS, FAST_EXPRESSIONS, POWERS
@@ -137,9 +137,9 @@ class _Writer:
         self.statements: dict[str, Statement] = {s.name: s for s in form.group.statements}
         self.names: dict[str, str] = {}
         self.lines: list[str] = []
-        #: The values that a float32 result depends on, or an op whose value jumps.
+        #: The values that a float32 result depends on, or an op that multiplies errors.
         self.exact = form.group.behind(r.value for _, r in form.group.yields if r.dtype == torch.float32)
-        self.exact |= form.group.before_jumps()
+        self.exact |= sensitive(form.group)
 
 
     def visit(self, root: str) -> str:

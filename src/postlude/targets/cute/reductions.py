@@ -69,7 +69,7 @@ def parts_of(gemm: Any, workspace: Any, left: Any, right: Any) -> dict[str, Any]
 
     `cells` says how much workspace this takes.
     """
-    batch = left.shape[0] if cute.rank(left) == 3 else 1
+    batch = cute.size(left, mode=[0]) if cute.rank(left) == 3 else 1
     sizes = (cute.size(left, mode=[cute.rank(left) - 2]), cute.size(right, mode=[cute.rank(right) - 2]))
     found: dict[str, Any] = {}
     first: Any = Int64(0)

@@ -20,7 +20,7 @@ from functools import cached_property
 import torch
 
 from postlude.errors import PostludeError
-from postlude.ir import Apply, Const, Contract, Extent, Group, Reduce, Region, Round, Statement, to_text
+from postlude.ir import Apply, Const, Contract, Extent, Group, Reduce, Region, Round, Statement, sensitive, to_text
 from postlude.ir.region import ROW_AXES
 from postlude.targets.triton.codegen_ops import EXPRESSIONS, FUNCTIONS, POWERS, PRECISE
 
@@ -435,7 +435,7 @@ class _Writer:
             operand = self.region.operands[tensor]
             load = f"early_{operand.name}" if tensor in self.early(group) else self.load(tensor, index, "cols")
             lines.append(f"    {_value(operand.name)} = {load}{'' if operand.dtype == torch.bool else f'.to({type})'}")
-        precise = group.before_jumps() if type == "tl.float32" else ()
+        precise = sensitive(group) if type == "tl.float32" else ()
         for statement in group.statements:
             code = f"    {_value(statement.name)} = {self.expression(statement, type, precise=statement.name in precise)}"
             lines.append(f"{code:<{_COMMENT_COLUMN}}  # {self.comments[statement.name]}")
