@@ -378,7 +378,7 @@ class Growth:
             self.values[node] = replace(value, copied=True, memory=node)
             return
         if node.target is aten.expand.default:
-            form = value.form
+            form: Form = value.form
             if not same_shape(before, after):
                 kept = value.form is Form.COLUMN_KEPT and same_shape(before[:-1], after[:-1])
                 if not kept or not any(same(after[-1], width) for width in self.widths.values()):
@@ -406,7 +406,7 @@ class Growth:
         """The form of a view of one value per column."""
         batch, width = len(self.batch), after[-1:]
         kept = (*self.batch, *(1 for _ in after[batch:-1]), *width)
-        if len(after) > batch and same_shape(after, kept) and any(same(*width, own) for own in self.widths.values()):
+        if len(after) > batch and same_shape(after, kept) and any(same(after[-1], own) for own in self.widths.values()):
             return Form.ROW if len(after) == batch + 1 else Form.ROW_KEPT
         raise Stop(f"{_name(node)} of one value per column")
 
@@ -439,9 +439,9 @@ class Growth:
             return
         self._check_type(node)
         keep = node.args[2] if len(node.args) > 2 else node.kwargs.get("keepdim", False)
-        name = _REDUCTIONS[node.target](self, node, value, "m" if over_rows else self.program.types[value].column)
+        name = _REDUCTIONS[node.target](self, node, value, "m" if over_rows else self.program.types[value].axes[-1])
         forms = (Form.ROW, Form.ROW_KEPT) if over_rows else (Form.COLUMN, Form.COLUMN_KEPT)
-        self.take(node, name, forms[bool(keep)])
+        self.take(node, name, forms[1 if keep else 0])
 
     def _reduces_rows(self, node: Node, shape: Sequence[Size]) -> bool:
         """Whether a reduction is over all rows of a product; else it is over the columns."""

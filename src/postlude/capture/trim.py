@@ -4,8 +4,8 @@ Growth takes in everything legal. Where a row reduction ends it, what stands bef
 square) would be stored for the reduction's kernel to read, next to the value it was computed from. Inductor computes
 such elementwise ops in the reduction's own kernel for nothing, so the Region ends before them if that stores fewer bytes.
 
-A row reduction itself is left to Inductor where what is made of it meets the rows again, as in a norm: the kernel that does so reads
-the rows anyway, and reduces them for nothing.
+A row reduction itself is left to Inductor where what is made of it meets the rows again, as in a norm: the kernel that does so
+reads the rows anyway, and reduces them for nothing.
 """
 
 from collections.abc import Collection, Sequence

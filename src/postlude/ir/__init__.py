@@ -1,8 +1,8 @@
 """The Region: what Postlude compiles, as plain data.
 
 Here live the data classes (`region`), the table of epilogue ops (`ops`), the text form (`text`), the verifier
-(`verify`), the normal form (`normal`), and where errors grow (`sensitive`). Nothing here knows FX graphs, devices, kernels or tensors; the package imports
-only the standard library and torch's dtypes.
+(`verify`), the normal form (`normal`), and where errors grow (`sensitive`). Nothing here knows FX graphs, devices, kernels or
+tensors; the package imports only the standard library and torch's dtypes.
 """
 
 from postlude.ir.normal import normalize

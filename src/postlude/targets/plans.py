@@ -75,11 +75,13 @@ def plan(steps: tuple[Any, ...], device: int, keep: object, workspace: int = 0, 
     """A plan that the extension launches itself, or None where it can't.
 
     Args:
-        steps: for each function, its address and its arguments: (tensor's position, or `WORKSPACE`; DLPack's type, shape, strides).
+        steps: for each function, its address and its arguments: (position or `WORKSPACE`, DLPack's type, shape, strides).
         device: the CUDA device's index.
         keep: whatever holds the functions in memory.
         workspace: bytes that all functions may write, one after the other, while a call is under way.
         order: `lower`, `upper`: positions of tensors of which the first must lie below the second by less than `reach` bytes.
     """
     module = extension()
-    return module.Plan(steps, device, keep, workspace=workspace, **order) if module is not None and all(_stream_functions()) else None
+    if module is None or not all(_stream_functions()):
+        return None
+    return module.Plan(steps, device, keep, workspace=workspace, **order)  # type: ignore[no-any-return]

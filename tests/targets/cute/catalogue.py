@@ -36,10 +36,11 @@ _PROGRAMS = {
     "column_totals": f"{_HEAD} %tile = operand [m, n] bf16; %acc = contract %x, %w : f32; %0 = const 0.0; %1 = le %tile, %0;"
     " %2 = where %1, %0, %acc; %3 = reduce sum m %2; yield [m, n] bf16 %2; yield [n] bf16 %3",
     "row_totals": f"{_HEAD} %acc = contract %x, %w : f32; %0 = exp %acc; %1 = reduce sum n %0; yield [m] f32 %1",
-    "paired": f"{_HEAD} %w1 = operand [n, k] bf16; %tile = operand [m, n] bf16; %mask = operand [m, n] bool; %acc = contract %x, %w"
-    " : f32; %acc1 = contract %x, %w1 : f32; %0 = sigmoid %acc; %1 = mul %0, %acc; %2 = mul %1, %acc1; %3 = extent n;"
-    " %4 = div %2, %3; %5 = where %mask, %2, %4; %6 = add %5, %tile; %7 = mul %6, %6; %8 = reduce sum n %7; %9 = div %8, %3;"
-    " %10 = reduce sum m %6; %11 = reduce max n %6; yield [m, n] bf16 %6; yield [m] f32 %9; yield [n] bf16 %10; yield [m] f32 %11",
+    "paired": f"{_HEAD} %w1 = operand [n, k] bf16; %tile = operand [m, n] bf16; %mask = operand [m, n] bool;"
+    " %acc = contract %x, %w : f32; %acc1 = contract %x, %w1 : f32; %0 = sigmoid %acc; %1 = mul %0, %acc; %2 = mul %1, %acc1;"
+    " %3 = extent n; %4 = div %2, %3; %5 = where %mask, %2, %4; %6 = add %5, %tile; %7 = mul %6, %6; %8 = reduce sum n %7;"
+    " %9 = div %8, %3; %10 = reduce sum m %6; %11 = reduce max n %6;"
+    " yield [m, n] bf16 %6; yield [m] f32 %9; yield [n] bf16 %10; yield [m] f32 %11",
     "truths": f"{_HEAD} %mask = operand [m, n] bool; %keep = operand [m] bool; %some = operand [n] bool; %row = operand [n] bf16;"
     " %acc = contract %x, %w : f32; %0 = add %acc, %row; %1 = const 0.0; %2 = where %mask, %0, %1; %3 = logical_and %keep, %some;"
     " %4 = where %3, %2, %row; %5 = gt %4, %1; yield [m, n] bf16 %4; yield [m, n] bool %5",

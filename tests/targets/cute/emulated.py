@@ -1,7 +1,7 @@
 """Generated modules on a CPU: their functions are called with arrays, and a few lines stand for CuTe DSL and QuACK.
 
-What is shown is what the generated text computes, with functions.py as it is: which function is called for what, in which order, and
-what becomes of totals. CUDA's own functions are taken to round correctly; the fast instructions are off by as much as PTX's
+What is shown is what the generated text computes, with functions.py as it is: which function is called for what, in which order,
+and what becomes of totals. CUDA's own functions are taken to round correctly; the fast instructions are off by as much as PTX's
 documentation allows.
 """
 

@@ -1,7 +1,8 @@
 """The interpreter: one ATen call per statement, on any device, in float32, float64 or any wider type asked for.
 
 Every value is kept as a tensor that broadcasts in row space: tiles ``[rows, n]``, columns ``[rows, 1]``, rows ``[1, n]``
-and scalars ``[1, 1]``, where `rows` counts the batch too (values of a batch without rows: ``[batch, n]``). Plain to read before fast.
+and scalars ``[1, 1]``, where `rows` counts the batch too (values of a batch without rows: ``[batch, n]``). Plain to read before
+fast.
 """
 
 from collections.abc import Callable, Sequence

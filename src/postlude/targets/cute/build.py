@@ -50,8 +50,8 @@ class Target:
         return self.clusters[(1, 2, 4).index(size)]
 
 
-#: For each argument of a kernel: its number of dimensions, which differs from that of its axes where a batch is several, and which
-#: of them has a stride of 1 (-1: none, it is one element).
+#: For each argument of a kernel: its number of dimensions, which differs from that of its axes where a batch is several, and
+#: which of them has a stride of 1 (-1: none, it is one element).
 Layout = tuple[tuple[int, int], ...]
 
 _PTX = "kernel.ptx"

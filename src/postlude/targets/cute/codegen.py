@@ -141,7 +141,6 @@ class _Writer:
         self.exact = form.group.behind(r.value for _, r in form.group.yields if r.dtype == torch.float32)
         self.exact |= sensitive(form.group)
 
-
     def visit(self, root: str) -> str:
         """Write what `root` needs, then `root`; returns its name. Iterative: programs can be long chains."""
         stack = [(root, False)]

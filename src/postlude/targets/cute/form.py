@@ -103,7 +103,7 @@ def _form(region: Region, group: Group, reverse: bool) -> Form:
         _check_reduction(region, group, reduction)
     for statement in group.statements:
         if statement.name in group.reduced and {"m", group.column} <= set(region.types[statement.name].axes):
-            raise UnsupportedRegion(f"%{statement.name} depends on a reduction of whole rows or columns, which lie in several tiles")
+            raise UnsupportedRegion(f"%{statement.name} depends on whole rows or columns, which lie in several tiles")
         if isinstance(statement, Apply) and statement.op not in EXPRESSIONS:
             raise UnsupportedRegion(f"op {statement.op!r} has no expression")
     if len(group.contractions) > 2 or any(c.left != first.left for c in group.contractions):

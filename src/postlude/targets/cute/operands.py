@@ -1,7 +1,7 @@
 """Epilogue operands that QuACK has no op for.
 
-`ScalarLoad` reads a tensor of one element of any type. Where a GEMM's accumulator holds n pairs of columns, `PairedRowLoad` reads a
-row [n], and `PairedTileLoad` a tile [m, n].
+`ScalarLoad` reads a tensor of one element of any type. Where a GEMM's accumulator holds n pairs of columns, `PairedRowLoad` reads
+a row [n], and `PairedTileLoad` a tile [m, n].
 """
 
 from typing import Any

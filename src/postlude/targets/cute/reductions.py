@@ -157,7 +157,7 @@ def _count(parts: Any, what: _Finish) -> Any:
     return parts.shape[1] if what.by_row else parts.shape[2] // what.step
 
 
-@cute.kernel
+@cute.kernel  # type: ignore[untyped-decorator]
 def _finish(  # type: ignore[no-untyped-def]
     parts, vectors, scalars, extents, results, what: cutlass.Constexpr
 ):
@@ -183,7 +183,7 @@ def _finish(  # type: ignore[no-untyped-def]
         _store(shared, thread, batch, element, vectors, scalars, extents, results, what)
 
 
-@cute.jit
+@cute.jit  # type: ignore[untyped-decorator]
 def _store(  # type: ignore[no-untyped-def]
     shared, thread, batch, element, vectors, scalars, extents, results, what: cutlass.Constexpr
 ):
