@@ -28,8 +28,13 @@ class Draft:
 
 
 @st.composite
-def regions(draw: st.DrawFn, ops: list[str] | None = None, dtypes: tuple[torch.dtype, ...] = DTYPES) -> Region:
-    """A verified Region: one or two contractions of one index space, up to eight epilogue ops, one to three results."""
+def regions(
+    draw: st.DrawFn, ops: list[str] | None = None, dtypes: tuple[torch.dtype, ...] = DTYPES, tiled: bool = False
+) -> Region:
+    """A verified Region: one or two contractions of one index space, up to eight epilogue ops, one to three results.
+
+    `tiled` adds what only kernels that own tiles have: sums over rows; and truth values as operands.
+    """
     dtype = draw(st.sampled_from(dtypes))
     batched = draw(st.booleans())
     batch = ("b",) if batched else ()
@@ -46,12 +51,13 @@ def regions(draw: st.DrawFn, ops: list[str] | None = None, dtypes: tuple[torch.d
         draft.add(Contract(f"acc{index}", "x", f"w{index}", accumulate), Type((*rows, "n"), "float"))
     kinds: list[tuple[str, ...]] = [(), ("n",), rows, (*rows, "n")]
     for index in range(draw(st.integers(0, 3))):
-        operand = Operand(f"e{index}", draw(st.sampled_from(kinds)), draw(st.sampled_from((dtype, torch.float32))))
+        stored = (dtype, torch.float32, torch.bool) if tiled else (dtype, torch.float32)
+        operand = Operand(f"e{index}", draw(st.sampled_from(kinds)), draw(st.sampled_from(stored)))
         operands.append(operand)
-        draft.types[operand.name] = Type(operand.axes, "float")
+        draft.types[operand.name] = Type(operand.axes, "bool" if operand.dtype == torch.bool else "float")
     names = st.sampled_from(ops or SMOOTH)
     for index in range(draw(st.integers(0, 8))):
-        _statement(draw, draft, f"s{index}", names, rows, accumulate)
+        _statement(draw, draft, f"s{index}", names, rows, accumulate, tiled)
     reached: set[str] = set()
     for statement in draft.body:
         if isinstance(statement, Contract) or reached.intersection(statement.inputs):
@@ -78,6 +84,7 @@ def _statement(
     names: st.SearchStrategy[str],
     rows: tuple[str, ...],
     accumulate: torch.dtype,
+    tiled: bool,
 ) -> None:
     floats = [v for v, t in draft.types.items() if t.value == "float"]
     bools = [v for v, t in draft.types.items() if t.value == "bool"]
@@ -88,9 +95,10 @@ def _statement(
     elif kind == "extent":
         draft.add(Extent(name, "n"), Type((), "float"))
     elif kind == "reduce":
-        draft.add(
-            Reduce(name, draw(st.sampled_from(("sum", "max", "min"))), "n", draw(st.sampled_from(tiles))), Type(rows, "float")
-        )
+        value = draw(st.sampled_from(tiles))
+        axis = draw(st.sampled_from(("n", "m"))) if tiled else "n"
+        kind = draw(st.sampled_from(("sum", "max", "min"))) if axis == "n" else "sum"
+        draft.add(Reduce(name, kind, axis, value), Type(tuple(a for a in draft.types[value].axes if a != axis), "float"))
     elif kind == "round" and accumulate == torch.float32:
         value = draw(st.sampled_from(floats))
         draft.add(Round(name, torch.bfloat16, value), draft.types[value])

@@ -67,3 +67,77 @@ def test_attention_and_written_out_softmax_are_left_whole() -> None:
     assert any("many tiles" in one.reason for one in found)
     for got, wanted in zip(rewritten(q, k, v), function(q, k, v), strict=True):
         torch.testing.assert_close(got, wanted, rtol=1e-5, atol=1e-5)
+
+
+def reductions_of(found: list) -> list[tuple[str, str]]:
+    return [(s.kind, s.axis) for one in found if one.region for s in one.region.body if isinstance(s, Reduce)]
+
+
+@pytest.mark.parametrize("leading", [(6,), (2, 3)])
+def test_the_gradient_of_a_bias_is_a_result(leading: tuple[int, ...]) -> None:
+    """What AOTAutograd makes of a linear layer before an activation: the gradient of the sum is stored, and added up."""
+    x, w, kept = torch.randn(*leading, 24), torch.randn(24, 40), torch.randn(*leading, 40)
+
+    def function(x: Tensor, w: Tensor, kept: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        inner = (x.reshape(-1, 24) @ w).reshape(kept.shape) * (1 - kept * kept)
+        flat = inner.reshape(-1, 40)
+        return inner, flat.sum([0], keepdim=True).view(40).to(torch.bfloat16), inner.sum([*range(inner.ndim - 1)])
+
+    rewritten, found = captured(function, x, w, kept, settings=Settings(strict=True))
+    assert reductions_of(found) == [("sum", "m")]
+    assert sorted(len(y.axes) for y in found[0].region.yields) == [1, 1, 2]
+    for got, wanted in zip(rewritten(x, w, kept), function(x, w, kept), strict=True):
+        torch.testing.assert_close(got, wanted, rtol=1e-5, atol=1e-5)
+
+
+def test_totals_of_rows_and_what_is_made_of_them_are_results() -> None:
+    x, w = torch.randn(6, 24), torch.randn(40, 24)
+
+    def function(x: Tensor, w: Tensor) -> tuple[Tensor, ...]:
+        y = x @ w.t()
+        return y, torch.rsqrt(y.pow(2).mean(-1, keepdim=True) + 1e-5), y.amax(-1), y.mean(0)
+
+    rewritten, found = captured(function, x, w, settings=Settings(strict=True))
+    assert sorted(reductions_of(found)) == [("max", "n"), ("sum", "m"), ("sum", "n")]
+    for got, wanted in zip(rewritten(x, w), function(x, w), strict=True):
+        torch.testing.assert_close(got, wanted, rtol=1e-5, atol=1e-5)
+
+
+def test_a_batch_is_added_product_by_product() -> None:
+    x, w = torch.randn(2, 3, 6, 24), torch.randn(2, 3, 24, 40)
+
+    def function(x: Tensor, w: Tensor) -> tuple[Tensor, ...]:
+        y = torch.matmul(x, w).relu()
+        return y, y.sum(-2), y.sum(-2, keepdim=True).clone(), y.sum(-1), y.sum((0, 1, 2))
+
+    rewritten, found = captured(function, x, w, settings=Settings(strict=True))
+    assert sorted(set(reductions_of(found))) == [("sum", "m"), ("sum", "n")]
+    assert any("all rows" in reason for one in found for reason in one.stops.values())
+    for got, wanted in zip(rewritten(x, w), function(x, w), strict=True):
+        torch.testing.assert_close(got, wanted, rtol=1e-5, atol=1e-4)
+
+
+def test_a_reduction_that_meets_its_rows_again_is_left_to_their_kernel() -> None:
+    x, w = torch.randn(6, 24), torch.randn(40, 24)
+
+    def function(x: Tensor, w: Tensor) -> tuple[Tensor, ...]:
+        y = torch.relu(x @ w.t())
+        return y, y.sum(0), torch.softmax(y, -1)
+
+    rewritten, found = captured(function, x, w, settings=Settings(strict=True))
+    assert reductions_of(found) == [("sum", "m")]
+    for got, wanted in zip(rewritten(x, w), function(x, w), strict=True):
+        torch.testing.assert_close(got, wanted, rtol=1e-5, atol=1e-5)
+
+
+def test_variances_take_two_passes() -> None:
+    x, w = torch.randn(6, 24), torch.randn(40, 24)
+
+    def function(x: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
+        y = torch.relu(x @ w.t())
+        return y, y.var(-1)
+
+    rewritten, found = captured(function, x, w, settings=Settings(strict=True))
+    assert reductions_of(found) == []
+    for got, wanted in zip(rewritten(x, w), function(x, w), strict=True):
+        torch.testing.assert_close(got, wanted, rtol=1e-5, atol=1e-5)

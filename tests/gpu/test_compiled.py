@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from postlude.ir import to_text
 from postlude.report import collecting
 
 Function = Callable[..., Tensor]
@@ -178,6 +179,54 @@ def test_gradients_under_autocast(rows: int) -> None:
         errors.append([relative(p.grad, e.grad) for p, e in zip(module.parameters(), exact.parameters(), strict=True)])
     for eager, ours in zip(*errors, strict=True):
         assert ours <= 1.1 * eager + 1e-3
+
+
+@pytest.mark.parametrize("rows", [(300,), (4, 128)])
+@pytest.mark.parametrize("activation", [F.relu, F.gelu])
+def test_gradients_of_biases_are_sums_of_the_kernel_before(rows: tuple[int, ...], activation: Function) -> None:
+    """The same kernel stores the gradient behind an activation and adds it up; ReLU saves truth values."""
+    module = on_gpu(Plain(256, 1024, activation))
+    x = torch.randn(*rows, 256, device="cuda", dtype=torch.bfloat16)
+    exact = copy.deepcopy(module).double()
+    exact(x.double()).square().mean().backward()
+    errors = []
+    with collecting() as collection, torch._inductor.config.patch(force_disable_caches=True):
+        compiled = torch.compile(module, backend="postlude", options={"fuse_all": True})
+        for run in (module, compiled):
+            module.zero_grad()
+            run(x).float().square().mean().backward()
+            errors.append([relative(p.grad, e.grad) for p, e in zip(module.parameters(), exact.parameters(), strict=True)])
+    assert any("reduce sum m" in to_text(one.region) for graph, _ in collection.graphs for one in graph if one.region)
+    for eager, ours in zip(*errors, strict=True):
+        assert ours <= 1.1 * eager + 1e-3
+
+
+def test_totals_of_rows_and_columns() -> None:
+    w = torch.randn(512, 256, device="cuda", dtype=torch.bfloat16)
+
+    def layer(x: Tensor) -> tuple[Tensor, ...]:
+        y = F.relu(F.linear(x, w))
+        return y, y.float().square().mean(-1), y.amax(-1), y.sum(0)
+
+    compiled = torch.compile(layer, backend="postlude", options={"fuse_all": True}, dynamic=True)
+    for rows in (300, 129, 2000):
+        x = torch.randn(rows, 256, device="cuda", dtype=torch.bfloat16)
+        for got, wanted in zip(compiled(x), layer(x), strict=True):
+            torch.testing.assert_close(got, wanted, rtol=2e-2, atol=2e-1)
+    for got, wanted in zip(compiled(x[:0]), layer(x[:1] * 0), strict=True):
+        assert not got.numel() or torch.equal(got, wanted)  # sums over no rows are 0
+
+
+def test_heads_that_lie_beside_each_other() -> None:
+    """Operands and results of a batched product whose batch is two dimensions in memory."""
+
+    def products(q: Tensor, k: Tensor) -> Tensor:
+        q, k = (x.unflatten(-1, (8, 64)).transpose(1, 2) for x in (q, k))
+        return F.gelu(q @ k.transpose(-1, -2))
+
+    compiled = torch.compile(products, backend="postlude", options={"fuse_all": True})
+    q, k = (torch.randn(2, 256, 512, device="cuda", dtype=torch.bfloat16) / 8 for _ in range(2))
+    torch.testing.assert_close(compiled(q, k), products(q, k), rtol=2e-2, atol=2e-2)
 
 
 @pytest.mark.parametrize("shape", [(0, 256), (3, 0, 256)])

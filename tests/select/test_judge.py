@@ -43,7 +43,10 @@ def test_rows_decide(region: Any, size: int, vary: bool, names: list[str], kept:
     monkeypatch.setattr(judge, "_was_measured", lambda device: True)
     left = SimpleNamespace(node=SimpleNamespace(meta={"val": torch.empty(0, dtype=torch.bfloat16)}))
     growth: Any = SimpleNamespace(
-        first=SimpleNamespace(left=left), program=SimpleNamespace(batched=False), rows=(rows(size, vary=vary),)
+        first=SimpleNamespace(left=left),
+        program=SimpleNamespace(batched=False),
+        rows=(rows(size, vary=vary),),
+        prologue=None,
     )
     plan: Any = SimpleNamespace(region=region)
     assert (judge._pays_on_a_gpu(plan, growth) is None) == kept
@@ -52,7 +55,9 @@ def test_rows_decide(region: Any, size: int, vary: bool, names: list[str], kept:
 def test_nothing_is_kept_on_a_gpu_that_was_not_measured(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(judge, "_was_measured", lambda device: False)
     left = SimpleNamespace(node=SimpleNamespace(meta={"val": torch.empty(0, dtype=torch.bfloat16)}))
-    growth: Any = SimpleNamespace(first=SimpleNamespace(left=left), program=SimpleNamespace(batched=False), rows=(8,))
+    growth: Any = SimpleNamespace(
+        first=SimpleNamespace(left=left), program=SimpleNamespace(batched=False), rows=(8,), prologue=None
+    )
     reason = judge._pays_on_a_gpu(SimpleNamespace(region=TANH), growth)  # type: ignore[arg-type]
     assert reason is not None
     assert "tune" in reason

@@ -38,6 +38,12 @@ class _Any(ctypes.Structure):
 
 _FUNCTION = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.POINTER(_Any), ctypes.c_int32, ctypes.c_void_p)
 _CURRENT = ctypes.CFUNCTYPE(ctypes.c_int32, ctypes.c_int32, ctypes.POINTER(ctypes.c_void_p))
+_EMPTY = ctypes.CFUNCTYPE(
+    ctypes.c_int32,
+    *(ctypes.c_int64, ctypes.POINTER(ctypes.c_int64), ctypes.POINTER(ctypes.c_int64)),
+    *(ctypes.c_int32, ctypes.c_int32, ctypes.c_int32, ctypes.POINTER(ctypes.c_void_p)),
+)
+_DELETE = ctypes.CFUNCTYPE(ctypes.c_int32, ctypes.c_void_p)
 _SET = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_int32, ctypes.c_int32, ctypes.c_void_p, ctypes.POINTER(ctypes.c_void_p))
 
 
@@ -51,6 +57,12 @@ class Machine:
         self.function = _FUNCTION(self._called)
         self.current = _CURRENT(self._current)
         self.set = _SET(self._set)
+        self.empty = _EMPTY(self._empty)
+        self.delete = _DELETE(self._delete)
+        #: Bytes of what was allocated, and how much of that is there now.
+        self.allocated: list[int] = []
+        self.alive = 0
+        self.memory = launcher.addresses(launcher.torch_library("torch_cpu"), plans._MEMORY)
 
     def address(self, callback: Any) -> int:
         return ctypes.cast(callback, ctypes.c_void_p).value or 0
@@ -58,6 +70,19 @@ class Machine:
     def _current(self, device: int, out: Any) -> int:
         out[0] = STREAM
         return 0
+
+    def _empty(self, dims: int, sizes: Any, strides: Any, dtype: int, device_type: int, device: int, out: Any) -> int:
+        assert (dims, strides[0], dtype, device_type, device) == (1, 1, 0, 1, 0)  # bytes, on the first GPU
+        if self.allocated and self.allocated[-1] < 0:
+            return 1
+        self.allocated.append(sizes[0])
+        self.alive += 1
+        allocate = _EMPTY(self.memory["aoti_torch_empty_strided"])
+        return int(allocate(dims, sizes, strides, dtype, 0, -1, out))
+
+    def _delete(self, tensor: int) -> int:
+        self.alive -= 1
+        return int(_DELETE(self.memory["aoti_torch_delete_tensor_object"])(tensor))
 
     def _set(self, device_type: int, device: int, stream: int | None, old: Any) -> int:
         if old:
@@ -82,8 +107,9 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> Iterator[Machine]:
     made = Machine()
     functions = launcher.addresses(launcher.torch_library("torch_cpu"), plans._TENSOR)
     tensor = [functions[name] for name in plans._TENSOR]
-    real = plans._stream_functions()
-    module.configure(torch.Tensor, launcher.impl_offset(), (*tensor, made.address(made.current), made.address(made.set)))
+    real = [*(made.memory[name] for name in plans._MEMORY), *plans._stream_functions()]
+    ours = [made.address(callback) for callback in (made.empty, made.delete, made.current, made.set)]
+    module.configure(torch.Tensor, launcher.impl_offset(), (*tensor, *ours))
     monkeypatch.setattr(plans, "_stream_functions", lambda: (1, 1))
     yield made
     module.configure(torch.Tensor, launcher.impl_offset(), (*tensor, *real))
@@ -185,6 +211,51 @@ def test_a_native_plan_gets_pointers_views_and_the_stream(machine: Machine) -> N
         assert [shape for _, shape, *_ in seen] == [(12, 8), (16, 8), (12, 16)]
         assert [strides for _, _, strides, _ in seen] == [(8, 1), (8, 1), (16, 1)]
     assert len(machine.calls[1][1]) == 1
+
+
+def test_a_workspace_is_there_while_a_call_lasts(machine: Machine) -> None:
+    """All functions of a call share it; the call after has another."""
+    address = machine.address(machine.function)
+    workspace = (plans.WORKSPACE, (2, 32), (25,), (1,))
+
+    def steps(given: Sequence[Tensor]) -> tuple[Any, ...]:
+        return (address, (*flat(given), workspace)), (address, flat(given)[:1]), (address, (workspace,))
+
+    kernel = Counted(lambda given, pointers: plans.plan(steps(given), 0, machine, workspace=100))
+    call, given = kernel.fast, tensors()
+    for _ in range(3):
+        assert call(*given) is True
+    assert len(kernel.launched) == 1  # the call that planned
+    assert machine.allocated == [100, 100]
+    assert machine.alive == 0
+    first, second, third = (seen for _, seen in machine.calls[:3])
+    assert [data for data, *_ in first[:3]] == [t.data_ptr() for t in given]
+    assert first[3] == third[0]
+    assert first[3][1:3] == ((25,), (1,))
+    assert first[3][0]
+    assert len(second) == 1
+
+
+def test_python_tells_where_there_is_no_memory(machine: Machine) -> None:
+    steps = ((machine.address(machine.function), ((plans.WORKSPACE, (2, 32), (25,), (1,)),)),)
+    kernel = Counted(lambda given, pointers: plans.plan(steps, 0, machine, workspace=100))
+    call, given = kernel.fast, tensors()
+    call(*given)
+    machine.allocated.append(-1)
+    assert call(*given) is True
+    assert len(kernel.launched) == 2
+    assert machine.calls == []
+
+
+def test_a_plan_of_more_tensors_than_are_given_is_refused(machine: Machine) -> None:
+    given = tensors()
+    made = plans.plan(((machine.address(machine.function), flat(given)),), 0, machine)
+    found = plans.extension().Plans(lambda *tensors: True)
+    with pytest.raises(ValueError, match="for 3 tensors, got 2"):
+        found.add(tuple(given[:2]), made)
+    found.add(tuple(given), made)
+    with pytest.raises(ValueError, match="takes a workspace"):
+        plans.plan(((1, ((plans.WORKSPACE, (2, 32), (25,), (1,)),)),), 0, machine)
 
 
 def test_what_a_native_function_refuses_goes_to_python(machine: Machine) -> None:

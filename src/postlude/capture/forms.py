@@ -22,6 +22,8 @@ class Form(Enum):
     TILE = "tile"  # [*rows, n]
     COLUMN_KEPT = "column kept"  # [*rows, 1]
     COLUMN = "column"  # [*rows]
+    ROW_KEPT = "row kept"  # [1, ..., 1, n], or [*batch, 1, n]: rows were added
+    ROW = "row"  # [n], or [*batch, n]
     REPEATED = "repeated"  # [*rows, n], the same in all columns; no result can have this form
     PERMUTED = "permuted"  # a tile's dimensions exchanged; the end of the growth, but for a copy
 
@@ -39,6 +41,13 @@ class Value:
     memory: Node
     permutation: tuple[int, ...] = ()
     copied: bool = False
+
+
+#: Forms of what one row has one value of.
+PER_ROW = (Form.COLUMN, Form.COLUMN_KEPT, Form.REPEATED)
+
+#: Forms of what one column has one value of.
+PER_COLUMN = (Form.ROW, Form.ROW_KEPT)
 
 
 class Stop(Exception):

@@ -17,7 +17,19 @@ from typing import Any
 import torch
 from torch.fx import Node
 
-from postlude.capture.forms import LOW, Form, Stop, Value, check_clone, constant_value, layout_order, must_not_move, two_constants
+from postlude.capture.forms import (
+    LOW,
+    PER_COLUMN,
+    PER_ROW,
+    Form,
+    Stop,
+    Value,
+    check_clone,
+    constant_value,
+    layout_order,
+    must_not_move,
+    two_constants,
+)
 from postlude.capture.gemm import (
     ACCUMULATE,
     RESHAPES,
@@ -194,8 +206,8 @@ class Growth:
     def _attention(self, gemm: Gemm, attention: Attention, scores: str) -> None:
         """softmax(scale * scores + mask) v, with rows whose scores are all -inf giving 0, as PyTorch's kernels do."""
         few = isinstance(self.rows[-1], int) and self.rows[-1] <= self.reach.queries
-        if not self.reach.whole_rows and not few:
-            raise Stop("attention over rows, which this device's kernels spread over many tiles")
+        if not few:
+            self._check_whole_rows("attention over rows")
         p = self.program
         column = p.types[scores].column
         assert column is not None
@@ -323,6 +335,8 @@ class Growth:
         forms = {value.form for _, value in inside}
         if Form.PERMUTED in forms:
             raise Stop(f"{_name(node)} of permuted dimensions")
+        if forms & {*PER_COLUMN}:
+            raise Stop(f"{_name(node)} of one value per column")
         if Form.COLUMN in forms:
             if forms != {Form.COLUMN}:
                 raise Stop(f"{_name(node)} broadcasts a value per row along the columns")
@@ -338,7 +352,13 @@ class Growth:
                 raise Stop(f"{_name(node)} broadcasts a result of the Region to more rows or columns")
         if form is Form.TILE and not any(value.form is Form.TILE for _, value in inside):
             raise Stop(f"{_name(node)} widens a value per row")
+        if form is Form.TILE and forms & {*PER_ROW}:
+            self._check_whole_rows(f"{_name(node)} of a reduction with its rows")
         return form
+
+    def _check_whole_rows(self, what: str) -> None:
+        if not self.reach.whole_rows:
+            raise Stop(f"{what}, which this device's kernels spread over many tiles")
 
     def _cast(self, node: Node) -> None:
         keywords: dict[str, Any] = dict(node.kwargs)
@@ -375,11 +395,12 @@ class Growth:
             self.values[node] = replace(value, copied=True, memory=node)
             return
         if node.target is aten.expand.default:
-            form = value.form
+            form: Form = value.form
             if not same_shape(before, after):
                 kept = value.form is Form.COLUMN_KEPT and same_shape(before[:-1], after[:-1])
                 if not kept or not any(same(after[-1], width) for width in self.widths.values()):
                     raise Stop("expand repeats a result of the Region")
+                self._check_whole_rows("expand of a reduction over the rows")
                 self.values[node] = Value(value.name, Form.REPEATED, value.memory)
                 return
         elif value.form is Form.REPEATED:
@@ -388,6 +409,8 @@ class Growth:
             if not same_rows(before, after):
                 raise Stop(f"{_name(node)} splits or joins the columns")
             form = Form.TILE
+        elif value.form in PER_COLUMN:
+            form = self._view_per_column(node, after)
         else:
             form = Form.COLUMN_KEPT if after and same(after[-1], 1) else Form.COLUMN
         if node.target is aten.clone.default:
@@ -395,6 +418,14 @@ class Growth:
             self.take(node, value.name, form)
         else:
             self.take(node, value.name, form, value.memory)
+
+    def _view_per_column(self, node: Node, after: Sequence[Size]) -> Form:
+        """The form of a view of one value per column."""
+        batch, width = len(self.batch), after[-1:]
+        kept = (*self.batch, *(1 for _ in after[batch:-1]), *width)
+        if len(after) > batch and same_shape(after, kept) and any(same(after[-1], own) for own in self.widths.values()):
+            return Form.ROW if len(after) == batch + 1 else Form.ROW_KEPT
+        raise Stop(f"{_name(node)} of one value per column")
 
     def _permute(self, node: Node) -> None:
         """Heads back beside each other: a result may be stored in another order of its dimensions."""
@@ -411,26 +442,37 @@ class Growth:
     def _reduction(self, node: Node) -> None:
         source = node.args[0]
         if not isinstance(source, Node) or source not in self.values or self.values[source].form is not Form.TILE:
-            raise Stop(f"{_name(node)} over rows")
-        if not self.reach.whole_rows:
-            raise Stop(f"{_name(node)} over a row, which this device's kernels spread over many tiles")
-        dims: Any = node.args[1] if len(node.args) > 1 else node.kwargs.get("dim")
-        ndim = source.meta["val"].ndim
-        listed = [dims] if isinstance(dims, int) else list(dims) if dims is not None else []
-        if [int(d) % ndim for d in listed] != [ndim - 1]:
-            raise Stop(f"{_name(node)} over other dimensions than the columns")
+            raise Stop(f"{_name(node)} over what was reduced before")
+        over_rows = self._reduces_rows(node, tuple(source.meta["val"].shape))
         value = self.values[source].name
         if self.program.types[value].value != "float":
             raise Stop(f"{_name(node)} of truth values")
         if self.program.types[value].column is None:
             raise Stop(f"{_name(node)} of a value that is the same in all columns")
+        if node.target in _VARIANCES:
+            self._check_whole_rows(f"{_name(node)} in two passes over the rows")
         if node.target in _MOMENTS:
             self.moments[node] = self.variance_and_mean(node, value)
             return
         self._check_type(node)
         keep = node.args[2] if len(node.args) > 2 else node.kwargs.get("keepdim", False)
-        name = _REDUCTIONS[node.target](self, node, value)
-        self.take(node, name, Form.COLUMN_KEPT if keep else Form.COLUMN)
+        name = _REDUCTIONS[node.target](self, node, value, "m" if over_rows else self.program.types[value].axes[-1])
+        forms = (Form.ROW, Form.ROW_KEPT) if over_rows else (Form.COLUMN, Form.COLUMN_KEPT)
+        self.take(node, name, forms[1 if keep else 0])
+
+    def _reduces_rows(self, node: Node, shape: Sequence[Size]) -> bool:
+        """Whether a reduction is over all rows of a product; else it is over the columns."""
+        dims: Any = node.args[1] if len(node.args) > 1 else node.kwargs.get("dim")
+        listed = [dims] if isinstance(dims, int) else list(dims) if dims is not None else []
+        wanted = sorted(int(dim) % len(shape) for dim in listed)
+        if wanted == [len(shape) - 1]:
+            return False
+        rows = range(len(self.batch), len(shape) - 1)
+        if wanted != [*rows] or (self.batch and not same_shape(shape[:-1], self.rows)):
+            raise Stop(f"{_name(node)} over other dimensions than the columns or all rows")
+        if not self.reach.columns or node.target not in _ADDITIONS:
+            raise Stop(f"{_name(node)} over rows, which this device's kernels do not reduce so")
+        return True
 
     def variance_and_mean(self, node: Node, value: str) -> tuple[str, str]:
         """Both moments of a row, the variance about the mean in a second pass."""
@@ -470,8 +512,7 @@ class Growth:
             raise Stop("another GEMM")
         if not self.program.batched or left not in self.values or self.values[left].form is not Form.TILE:
             raise Stop("another GEMM")
-        if not self.reach.whole_rows:
-            raise Stop("another GEMM over rows, which this device's kernels spread over many tiles")
+        self._check_whole_rows("another GEMM over rows")
         value = self.values[left].name
         contracted = self.program.types[value].column
         if contracted is None or len(self.widths) > 1:
@@ -565,21 +606,21 @@ _VIEWS = (
 )
 
 
-def _mean(growth: Growth, node: Node, value: str) -> str:
+def _mean(growth: Growth, node: Node, value: str, axis: str) -> str:
     p = growth.program
-    column = p.types[value].column
-    assert column is not None
-    return apply(p, "div", p.reduce("sum", value), p.extent(column))
+    return apply(p, "div", p.reduce("sum", value, axis), p.extent(axis))
 
 
-_REDUCTIONS: dict[Any, Callable[[Growth, Node, str], str]] = {
-    aten.sum.dim_IntList: lambda growth, node, value: growth.program.reduce("sum", value),
-    aten.amax.default: lambda growth, node, value: growth.program.reduce("max", value),
-    aten.amin.default: lambda growth, node, value: growth.program.reduce("min", value),
+_REDUCTIONS: dict[Any, Callable[[Growth, Node, str, str], str]] = {
+    aten.sum.dim_IntList: lambda growth, node, value, axis: growth.program.reduce("sum", value, axis),
+    aten.amax.default: lambda growth, node, value, axis: growth.program.reduce("max", value, axis),
+    aten.amin.default: lambda growth, node, value, axis: growth.program.reduce("min", value, axis),
     aten.mean.dim: _mean,
-    aten.var.correction: lambda growth, node, value: growth.variance_and_mean(node, value)[0],
+    aten.var.correction: lambda growth, node, value, axis: growth.variance_and_mean(node, value)[0],
 }
 _MOMENTS = (aten.var_mean.correction,)
+_VARIANCES = (aten.var.correction, *_MOMENTS)
+_ADDITIONS = (aten.sum.dim_IntList, aten.mean.dim)
 
 
 def _name(node: Node) -> str:

@@ -80,11 +80,11 @@ class Program:
         axes = tuple(a for a in ROW_AXES if a in union) + tuple(sorted(union - set(ROW_AXES)))
         return self._append(Apply(self._fresh(), op, inputs), Type(axes, OPS[op].result))
 
-    def reduce(self, kind: str, value: str) -> str:
-        """Append a reduction over the value's column axis."""
-        column = self.types[value].column
-        assert column is not None
-        return self._append(Reduce(self._fresh(), kind, column, value), Type(self.rows, "float"))
+    def reduce(self, kind: str, value: str, axis: str | None = None) -> str:
+        """Append a reduction over an axis of a tile, by default over its columns."""
+        axes = self.types[value].axes
+        axis = axis or axes[-1]
+        return self._append(Reduce(self._fresh(), kind, axis, value), Type(tuple(a for a in axes if a != axis), "float"))
 
     def round(self, dtype: torch.dtype, value: str) -> str:
         """Append a rounding to `dtype`."""

@@ -122,7 +122,7 @@ class Prologue:
         ndim = source.meta["val"].ndim
         if [int(dim) % ndim for dim in dims] != [ndim - 1] or not keep or not same(source.meta["val"].shape[-1], self.size):
             raise Stop(f"{node.name} reduces something else")
-        total = self.program.reduce("sum", self._value(source, wide=True))
+        total = self.program.reduce("sum", self._value(source, wide=True), self.axis)
         if node.target is aten.sum.dim_IntList:
             return total
         return apply(self.program, "div", total, self.program.extent(self.axis))

@@ -11,22 +11,25 @@ class Reach:
 
     Attributes:
         whole_rows: a kernel may reduce over a row and use the result for the same row, since one thread owns whole rows.
-            Where a row is spread over many tiles, such a Region would need two kernels.
+            Where a row is spread over many tiles, such a Region would need two kernels: there a reduction, and what is computed
+            from it alone, may be a result.
+        columns: a kernel may add the rows, for each column: a result as well.
         queries: of so many queries attention is one kernel all the same.
         prologues: a kernel of one row may compute the norm of that row before it multiplies. (With whole rows, a norm belongs
             to the kernel that computes its input.)
     """
 
     whole_rows: bool
+    columns: bool
     queries: int = FEW_QUERIES
     prologues: bool = False
 
 
 #: By device type.
-REACH = {"cpu": Reach(whole_rows=True)}
+REACH = {"cpu": Reach(whole_rows=True, columns=False)}
 
 #: All other devices: kernels that own tiles.
-TILES = Reach(whole_rows=False, prologues=True)
+TILES = Reach(whole_rows=False, columns=True, prologues=True)
 
 
 def reach_of(device_type: str) -> Reach:

@@ -1,8 +1,8 @@
 """The Region: what Postlude compiles, as plain data.
 
 Here live the data classes (`region`), the table of epilogue ops (`ops`), the text form (`text`), the verifier
-(`verify`) and the normal form (`normal`). Nothing here knows FX graphs, devices, kernels or tensors; the package imports
-only the standard library and torch's dtypes.
+(`verify`), the normal form (`normal`), and where errors grow (`sensitive`). Nothing here knows FX graphs, devices, kernels or
+tensors; the package imports only the standard library and torch's dtypes.
 """
 
 from postlude.ir.normal import normalize
@@ -21,6 +21,7 @@ from postlude.ir.region import (
     Type,
     Yield,
 )
+from postlude.ir.sensitive import sensitive
 from postlude.ir.text import RegionSyntaxError, parse, to_text
 from postlude.ir.verify import RegionError, verify
 
@@ -43,6 +44,7 @@ __all__ = [
     "Yield",
     "normalize",
     "parse",
+    "sensitive",
     "to_text",
     "verify",
 ]

@@ -57,7 +57,7 @@ def _attributes(statement: Statement) -> str:
     if isinstance(statement, Apply):
         return statement.op
     if isinstance(statement, Reduce):
-        return statement.kind
+        return f"{statement.kind} {statement.axis[0]}"
     if isinstance(statement, Round):
         return str(statement.dtype)
     if isinstance(statement, Const):

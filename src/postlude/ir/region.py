@@ -6,7 +6,7 @@ from functools import cached_property
 
 import torch
 
-from postlude.ir.ops import JUMPS, OPS, ValueType
+from postlude.ir.ops import OPS, ValueType
 
 #: Axis names of rows: a batch of any number of tensor dimensions, and the rows of one GEMM.
 ROW_AXES = ("b", "m")
@@ -75,7 +75,7 @@ class Apply:
 
 @dataclass(frozen=True)
 class Reduce:
-    """Reduction of a tile over its whole column axis: `kind` is a key of `ir.ops.REDUCTIONS`."""
+    """Reduction over a whole axis, the columns or the rows `m`: `kind` is a key of `ir.ops.REDUCTIONS`."""
 
     name: str
     kind: str
@@ -176,9 +176,14 @@ class Group:
                 stack.extend(statements[name].inputs)
         return found
 
-    def before_jumps(self) -> set[str]:
-        """Those of the statements that an op depends on whose value jumps."""
-        return self.behind(i for s in self.statements if isinstance(s, Apply) and s.op in JUMPS for i in s.inputs)
+    @cached_property
+    def reduced(self) -> frozenset[str]:
+        """Those of the statements that are reductions, or are computed from one."""
+        found: set[str] = set()
+        for statement in self.statements:
+            if isinstance(statement, Reduce) or not found.isdisjoint(statement.inputs):
+                found.add(statement.name)
+        return frozenset(found)
 
 
 @dataclass(frozen=True)
@@ -260,7 +265,7 @@ class Region:
         if own is not None:
             return own
         statement = {s.name: s for s in self.body}.get(name)
-        if isinstance(statement, Reduce):
+        if isinstance(statement, Reduce) and statement.axis not in ROW_AXES:
             return statement.axis
         if statement is None:
             return None

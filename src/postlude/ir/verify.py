@@ -66,7 +66,8 @@ def _check_statement(region: Region, statement: Statement, types: dict[str, Type
             expected = "[b, m, k] and [b, k, n]" if region.batched else "[m, k] and [k, n]"
             raise RegionError(f"{where} contracts axes {left.axes} with {right.axes}; expected some order of {expected}")
     elif isinstance(statement, Reduce):
-        if inputs[0].column != statement.axis or inputs[0].value != "float":
+        over = {"m", inputs[0].column} & set(inputs[0].axes)
+        if statement.axis not in over or inputs[0].value != "float":
             raise RegionError(f"{where} reduces over {statement.axis!r} a {inputs[0].value} with axes {inputs[0].axes}")
     elif isinstance(statement, Round):
         if inputs[0].value != "float" or not statement.dtype.is_floating_point:
@@ -111,7 +112,7 @@ def _check_results(region: Region, types: dict[str, Type]) -> None:
         if result.value not in reached:
             raise RegionError(f"result %{result.value} does not depend on a contraction")
         type = types[result.value]
-        if result.axes != type.axes or not type.has_rows:
+        if result.axes != type.axes:
             raise RegionError(f"result %{result.value} has axes {type.axes}, the yield says {result.axes}")
         if (result.dtype == torch.bool) != (type.value == "bool"):
             raise RegionError(f"result %{result.value} is a {type.value}, the yield says {result.dtype}")

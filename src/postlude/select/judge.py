@@ -62,9 +62,11 @@ def _pays_on_a_gpu(plan: Plan, growth: Growth) -> str | None:
         return "a norm before a pair of products costs as much as its own kernel"
     sizes = growth.rows[-1:] if growth.program.batched else growth.rows
     few = prod(map(hint, sizes)) <= few_rows(plan.region)
+    names = serving("cuda", plan.region)
+    if few and "triton" not in names:
+        return "no Triton kernel of this form, for few rows"
     if few and all(isinstance(size, int) for size in sizes):
         return None
-    names = serving("cuda", plan.region)
     if not has_epilogue(plan.region):
         return None if few and "blas" in names else "cuBLAS is as fast for many rows without an epilogue"
     return None if "cute" in names else "no CuTe kernel of this form"

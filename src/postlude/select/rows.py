@@ -12,7 +12,7 @@ from torch._subclasses.fake_tensor import unset_fake_temporarily
 
 from postlude.capture.sizes import hint
 from postlude.errors import KernelBuildError
-from postlude.ir import Apply, Region
+from postlude.ir import Apply, Reduce, Region
 from postlude.targets import aten
 from postlude.targets.aten.interpreter import axis_sizes
 from postlude.targets.base import target
@@ -36,7 +36,7 @@ def few_rows(region: Region) -> int:
 
 def has_epilogue(region: Region) -> bool:
     """Whether anything is computed from the products."""
-    return any(isinstance(statement, Apply) for statement in region.body)
+    return any(isinstance(statement, Apply | Reduce) for statement in region.body)
 
 
 class ByRows(PlannedKernel):

@@ -21,6 +21,7 @@
 
 enum { MAX_TENSORS = 64, MAX_DIMS = 8, MAX_PLANS = 4096, ALIGNMENT = 16, DL_CUDA = 2 };
 enum { WORDS = MAX_TENSORS * (3 + 2 * MAX_DIMS) };
+enum { WORKSPACE = -1, TORCH_BYTE = 0, TORCH_CUDA = 1 }; /* a source; c10's numbers of a type and a device type */
 
 /* DLPack and TVM-FFI: the layouts of their stable C interfaces. */
 typedef struct {
@@ -47,6 +48,9 @@ typedef int32_t (*get_pointer_t)(void *tensor, void **out);
 typedef int32_t (*get_int64_t)(void *tensor, int64_t *out);
 typedef int32_t (*get_int32_t)(void *tensor, int32_t *out);
 typedef int32_t (*get_array_t)(void *tensor, int64_t **out);
+typedef int32_t (*empty_t)(int64_t dim, const int64_t *sizes, const int64_t *strides, int32_t dtype, int32_t device_type,
+                           int32_t device, void **out);
+typedef int32_t (*delete_t)(void *tensor);
 typedef int32_t (*get_stream_t)(int32_t device, void **out);
 typedef int (*set_stream_t)(int32_t device_type, int32_t device, void *stream, void **old);
 
@@ -55,6 +59,8 @@ static struct {
   get_int64_t dim;
   get_array_t sizes, strides;
   get_int32_t dtype, device_type, device;
+  empty_t empty;
+  delete_t delete;
   get_stream_t current_stream;
   set_stream_t set_stream;
   Py_ssize_t impl_offset; /* of the TensorImpl pointer in a tensor object; 0: ask for the attribute _cdata */
@@ -102,7 +108,7 @@ static int describe(PyObject *const *objects, Py_ssize_t count, int64_t *words, 
 typedef struct {
   function_t function;
   int32_t count;
-  int32_t *sources; /* for each argument, the tensor whose memory it is */
+  int32_t *sources; /* for each argument, the tensor whose memory it is, or WORKSPACE */
   Tensor *tensors;  /* for each argument, what it looks like; without `data` */
   int64_t *numbers; /* their shapes and strides */
 } Step;
@@ -113,6 +119,8 @@ typedef struct {
   int32_t device;
   int32_t lower, upper; /* where upper > 0, tensor `lower` must lie below tensor `upper`, by less than `reach` bytes */
   int64_t reach;
+  int64_t workspace; /* bytes that a call allocates for its functions; 0: none */
+  int32_t tensors;   /* that a call must have: one more than the greatest source */
   Py_ssize_t count;
   Step *steps;
 } Plan;
@@ -160,7 +168,7 @@ static int read_step(PyObject *object, int32_t device, Step *step) {
                           &PyTuple_Type, &shape, &PyTuple_Type, &strides))
       return -1;
     Py_ssize_t dim = PyTuple_GET_SIZE(shape);
-    if (dim > MAX_DIMS || PyTuple_GET_SIZE(strides) != dim || step->sources[i] < 0 || step->sources[i] >= MAX_TENSORS) {
+    if (dim > MAX_DIMS || PyTuple_GET_SIZE(strides) != dim || step->sources[i] < WORKSPACE || step->sources[i] >= MAX_TENSORS) {
       PyErr_SetString(PyExc_ValueError, "an argument of a plan is malformed");
       return -1;
     }
@@ -182,12 +190,12 @@ static int read_step(PyObject *object, int32_t device, Step *step) {
 }
 
 static PyObject *plan_new(PyTypeObject *type, PyObject *args, PyObject *kwargs) {
-  static char *names[] = {"steps", "device", "keep", "lower", "upper", "reach", NULL};
+  static char *names[] = {"steps", "device", "keep", "lower", "upper", "reach", "workspace", NULL};
   PyObject *steps, *keep;
   int device, lower = 0, upper = 0;
-  long long reach = 0;
-  if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O!iO|iiL:Plan", names, &PyTuple_Type, &steps, &device, &keep, &lower, &upper,
-                                   &reach))
+  long long reach = 0, workspace = 0;
+  if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O!iO|iiLL:Plan", names, &PyTuple_Type, &steps, &device, &keep, &lower, &upper,
+                                   &reach, &workspace))
     return NULL;
   if (lower < 0 || upper < 0 || lower >= MAX_TENSORS || upper >= MAX_TENSORS)
     return PyErr_Format(PyExc_ValueError, "no tensor has these positions: %d, %d", lower, upper);
@@ -199,6 +207,8 @@ static PyObject *plan_new(PyTypeObject *type, PyObject *args, PyObject *kwargs) 
   plan->lower = lower;
   plan->upper = upper;
   plan->reach = reach;
+  plan->workspace = workspace;
+  plan->tensors = 1 + (lower > upper ? lower : upper);
   plan->count = PyTuple_GET_SIZE(steps);
   plan->steps = calloc((size_t)plan->count + 1, sizeof(Step));
   if (!plan->steps) {
@@ -206,11 +216,20 @@ static PyObject *plan_new(PyTypeObject *type, PyObject *args, PyObject *kwargs) 
     Py_DECREF(plan);
     return PyErr_NoMemory();
   }
-  for (Py_ssize_t i = 0; i < plan->count; ++i)
-    if (read_step(PyTuple_GET_ITEM(steps, i), device, &plan->steps[i])) {
+  for (Py_ssize_t i = 0; i < plan->count; ++i) {
+    Step *step = &plan->steps[i];
+    if (read_step(PyTuple_GET_ITEM(steps, i), device, step)) {
       Py_DECREF(plan);
       return NULL;
     }
+    for (int32_t j = 0; j < step->count; ++j) {
+      if (step->sources[j] >= plan->tensors) plan->tensors = step->sources[j] + 1;
+      if (step->sources[j] == WORKSPACE && workspace <= 0) {
+        Py_DECREF(plan);
+        return PyErr_Format(PyExc_ValueError, "a function takes a workspace, and the plan has none");
+      }
+    }
+  }
   return (PyObject *)plan;
 }
 
@@ -220,10 +239,26 @@ static int in_order(const Plan *plan, void *const *pointers) {
   return distance > 0 && distance < plan->reach;
 }
 
+/* Memory for one call, as torch's allocator gives it: what takes it next on this stream runs after the call. */
+static void *allocate(const Plan *plan, void **memory) {
+  const int64_t one = 1;
+  void *tensor = NULL;
+  if (torch.empty(1, &plan->workspace, &one, TORCH_BYTE, TORCH_CUDA, plan->device, &tensor)) return NULL;
+  if (torch.data(tensor, memory)) {
+    torch.delete(tensor);
+    return NULL;
+  }
+  return tensor;
+}
+
 /* Launch; nonzero where a function refused. */
 static int launch(const Plan *plan, void *const *pointers) {
-  void *stream, *old;
-  if (torch.current_stream(plan->device, &stream) || torch.set_stream(DL_CUDA, plan->device, stream, &old)) return -1;
+  void *stream, *old, *memory = NULL, *workspace = NULL;
+  if (plan->workspace && !(workspace = allocate(plan, &memory))) return -1;
+  if (torch.current_stream(plan->device, &stream) || torch.set_stream(DL_CUDA, plan->device, stream, &old)) {
+    if (workspace) torch.delete(workspace);
+    return -1;
+  }
   int status = 0;
   for (Py_ssize_t i = 0; i < plan->count && !status; ++i) {
     const Step *step = &plan->steps[i];
@@ -231,12 +266,13 @@ static int launch(const Plan *plan, void *const *pointers) {
     Any arguments[MAX_TENSORS], result = {0, 0, NULL};
     memcpy(tensors, step->tensors, sizeof(Tensor) * (size_t)step->count);
     for (int32_t j = 0; j < step->count; ++j) {
-      tensors[j].data = pointers[step->sources[j]];
+      tensors[j].data = step->sources[j] == WORKSPACE ? memory : pointers[step->sources[j]];
       arguments[j] = (Any){TENSOR_POINTER, 0, &tensors[j]};
     }
     status = step->function(NULL, arguments, step->count, &result);
   }
   torch.set_stream(DL_CUDA, plan->device, old, NULL);
+  if (workspace) torch.delete(workspace);
   return status;
 }
 
@@ -337,6 +373,8 @@ static PyObject *plans_add(PyObject *self, PyObject *args) {
   Py_ssize_t given = PyTuple_GET_SIZE(tensors);
   int count = given > MAX_TENSORS ? -1 : describe(&PyTuple_GET_ITEM(tensors, 0), given, words, pointers);
   if (count < 0) Py_RETURN_NONE; /* can't be found later: each call is planned by Python */
+  if (Py_TYPE(launch) == plan_type && ((Plan *)launch)->tensors > given)
+    return PyErr_Format(PyExc_ValueError, "the plan is for %d tensors, got %zd", ((Plan *)launch)->tensors, given);
   int64_t *key = malloc(sizeof(int64_t) * (size_t)count + 1);
   if (!key || grow(plans)) {
     free(key);
@@ -460,10 +498,10 @@ static PyType_Spec plans_spec = {"postlude.Plans", sizeof(Plans), 0,
 /* configure(tensor_type, impl_offset, addresses): addresses in the order of the members of `torch`. */
 static PyObject *configure(PyObject *module, PyObject *args) {
   PyObject *type;
-  Py_ssize_t offset, data, dim, sizes, strides, dtype, device_type, device, current_stream, set_stream;
+  Py_ssize_t offset, data, dim, sizes, strides, dtype, device_type, device, empty, delete, current_stream, set_stream;
   (void)module;
-  if (!PyArg_ParseTuple(args, "O!n(nnnnnnnnn):configure", &PyType_Type, &type, &offset, &data, &dim, &sizes, &strides, &dtype,
-                        &device_type, &device, &current_stream, &set_stream))
+  if (!PyArg_ParseTuple(args, "O!n(nnnnnnnnnnn):configure", &PyType_Type, &type, &offset, &data, &dim, &sizes, &strides, &dtype,
+                        &device_type, &device, &empty, &delete, &current_stream, &set_stream))
     return NULL;
   torch.data = (get_pointer_t)(uintptr_t)data;
   torch.dim = (get_int64_t)(uintptr_t)dim;
@@ -472,6 +510,8 @@ static PyObject *configure(PyObject *module, PyObject *args) {
   torch.dtype = (get_int32_t)(uintptr_t)dtype;
   torch.device_type = (get_int32_t)(uintptr_t)device_type;
   torch.device = (get_int32_t)(uintptr_t)device;
+  torch.empty = (empty_t)(uintptr_t)empty;
+  torch.delete = (delete_t)(uintptr_t)delete;
   torch.current_stream = (get_stream_t)(uintptr_t)current_stream;
   torch.set_stream = (set_stream_t)(uintptr_t)set_stream;
   torch.impl_offset = offset;

@@ -27,6 +27,12 @@ _TENSOR = (
     "aoti_torch_get_device_index",
 )
 
+#: What makes a workspace and gives it back.
+_MEMORY = ("aoti_torch_empty_strided", "aoti_torch_delete_tensor_object")
+
+#: Stands for a tensor's position where a function takes the workspace.
+WORKSPACE = -1
+
 _CURRENT_STREAM = "aoti_torch_get_current_cuda_stream"
 _SET_STREAM = "TVMFFIEnvSetStream"
 
@@ -36,9 +42,9 @@ def extension() -> ModuleType | None:
     """The configured extension, or None where it can't be had (a warning says why, once)."""
     try:
         module = launcher.import_extension(launcher.build_extension(_SOURCE), "postlude_plans")
-        functions = launcher.addresses(launcher.torch_library("torch_cpu"), _TENSOR)
+        functions = launcher.addresses(launcher.torch_library("torch_cpu"), (*_TENSOR, *_MEMORY))
         streams = _stream_functions()
-        if missing := [name for name in _TENSOR if name not in functions]:
+        if missing := [name for name in (*_TENSOR, *_MEMORY) if name not in functions]:
             raise ImportError(f"this torch has no {missing[0]}")
     except (FileNotFoundError, ImportError, PostludeError) as error:
         reason = "Python's headers are missing" if isinstance(error, FileNotFoundError) else str(error).splitlines()[0]
@@ -47,7 +53,8 @@ def extension() -> ModuleType | None:
             stacklevel=2,
         )
         return None
-    module.configure(torch.Tensor, launcher.impl_offset(), (*(functions[name] for name in _TENSOR), *streams))
+    addresses = (*(functions[name] for name in (*_TENSOR, *_MEMORY)), *streams)
+    module.configure(torch.Tensor, launcher.impl_offset(), addresses)
     return module
 
 
@@ -64,14 +71,17 @@ def _stream_functions() -> tuple[int, int]:
     return current.get(_CURRENT_STREAM, 0), found.get(_SET_STREAM, 0)
 
 
-def plan(steps: tuple[Any, ...], device: int, keep: object, **order: int) -> object | None:
+def plan(steps: tuple[Any, ...], device: int, keep: object, workspace: int = 0, **order: int) -> object | None:
     """A plan that the extension launches itself, or None where it can't.
 
     Args:
-        steps: for each function, its address and its arguments: (tensor's position, DLPack's type, shape, strides).
+        steps: for each function, its address and its arguments: (position or `WORKSPACE`, DLPack's type, shape, strides).
         device: the CUDA device's index.
         keep: whatever holds the functions in memory.
+        workspace: bytes that all functions may write, one after the other, while a call is under way.
         order: `lower`, `upper`: positions of tensors of which the first must lie below the second by less than `reach` bytes.
     """
     module = extension()
-    return module.Plan(steps, device, keep, **order) if module is not None and all(_stream_functions()) else None
+    if module is None or not all(_stream_functions()):
+        return None
+    return module.Plan(steps, device, keep, workspace=workspace, **order)  # type: ignore[no-any-return]

@@ -27,6 +27,26 @@ _PROGRAMS = {
     "batched": "region(b, m, n, k); %x = operand [b, m, k] bf16; %w = operand [b, k, n] bf16; %row = operand [b, n] bf16;"
     " %tile = operand [b, m, n] bf16; %acc = contract %x, %w : f32; %0 = add %acc, %row; %1 = relu %0; %2 = add %1, %tile;"
     " yield [b, m, n] bf16 %2",
+    # What deferred normalisation and gradients of biases need: totals of rows and columns, as they are and computed with.
+    "totals": f"{_HEAD} %row = operand [n] bf16; %tile = operand [m, n] bf16; %col = operand [m] f32; %bias = operand [n] bf16;"
+    " %acc = contract %x, %w : f32; %0 = add %acc, %row; %1 = exp %0; %2 = add %1, %tile; %3 = mul %2, %2; %4 = reduce sum n %3;"
+    " %5 = extent n; %6 = div %4, %5; %7 = const 1e-05; %8 = add %6, %7; %9 = rsqrt %8; %10 = reduce max n %2;"
+    " %11 = add %10, %col; %12 = reduce min n %0; %13 = reduce sum m %2; %14 = reduce sum m %3; %15 = add %14, %bias;"
+    " yield [m, n] bf16 %2; yield [m] f32 %9; yield [m] bf16 %11; yield [m] f32 %12; yield [n] f32 %13; yield [n] bf16 %15",
+    "column_totals": f"{_HEAD} %tile = operand [m, n] bf16; %acc = contract %x, %w : f32; %0 = const 0.0; %1 = le %tile, %0;"
+    " %2 = where %1, %0, %acc; %3 = reduce sum m %2; yield [m, n] bf16 %2; yield [n] bf16 %3",
+    "row_totals": f"{_HEAD} %acc = contract %x, %w : f32; %0 = exp %acc; %1 = reduce sum n %0; yield [m] f32 %1",
+    "paired": f"{_HEAD} %w1 = operand [n, k] bf16; %tile = operand [m, n] bf16; %mask = operand [m, n] bool;"
+    " %acc = contract %x, %w : f32; %acc1 = contract %x, %w1 : f32; %0 = sigmoid %acc; %1 = mul %0, %acc; %2 = mul %1, %acc1;"
+    " %3 = extent n; %4 = div %2, %3; %5 = where %mask, %2, %4; %6 = add %5, %tile; %7 = mul %6, %6; %8 = reduce sum n %7;"
+    " %9 = div %8, %3; %10 = reduce sum m %6; %11 = reduce max n %6;"
+    " yield [m, n] bf16 %6; yield [m] f32 %9; yield [n] bf16 %10; yield [m] f32 %11",
+    "truths": f"{_HEAD} %mask = operand [m, n] bool; %keep = operand [m] bool; %some = operand [n] bool; %row = operand [n] bf16;"
+    " %acc = contract %x, %w : f32; %0 = add %acc, %row; %1 = const 0.0; %2 = where %mask, %0, %1; %3 = logical_and %keep, %some;"
+    " %4 = where %3, %2, %row; %5 = gt %4, %1; yield [m, n] bf16 %4; yield [m, n] bool %5",
+    "heads": "region(b, m, n, k); %x = operand [b, m, k] bf16; %w = operand [b, n, k] bf16; %tile = operand [b, m, n] bf16;"
+    " %acc = contract %x, %w : f32; %0 = add %acc, %tile; %1 = reduce sum n %0; %2 = reduce sum m %0;"
+    " yield [b, m, n] bf16 %0 order 0 2 1 3; yield [b, m, n] f32 %acc; yield [b, m] f32 %1; yield [b, n] f32 %2",
 }
 
 #: Name -> Region.

@@ -15,7 +15,7 @@ from tests.targets.cute.catalogue import CATALOGUE
 EXPECTED = Path(__file__).parent / "expected"
 
 
-@pytest.mark.parametrize("name", ["gelu_erf", "everything", "swiglu"])
+@pytest.mark.parametrize("name", ["gelu_erf", "everything", "swiglu", "totals", "paired", "heads"])
 def test_source_is_as_expected(name: str) -> None:
     assert cute.source(CATALOGUE[name]) == (EXPECTED / f"{name}.txt").read_text()
 

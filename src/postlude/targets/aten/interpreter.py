@@ -1,7 +1,8 @@
 """The interpreter: one ATen call per statement, on any device, in float32, float64 or any wider type asked for.
 
 Every value is kept as a tensor that broadcasts in row space: tiles ``[rows, n]``, columns ``[rows, 1]``, rows ``[1, n]``
-and scalars ``[1, 1]``, where `rows` counts the batch too. Plain to read before fast.
+and scalars ``[1, 1]``, where `rows` counts the batch too (values of a batch without rows: ``[batch, n]``). Plain to read before
+fast.
 """
 
 from collections.abc import Callable, Sequence
@@ -109,8 +110,15 @@ class _State:
     def extended(self, axes: Sequence[str]) -> tuple[int, int]:
         """(rows, columns) of a value with these axes."""
         column = [self.sizes[axis] for axis in axes if axis not in ROW_AXES]
-        rows = self.batch * self.sizes["m"] if "m" in axes else 1
+        rows = (self.batch if "b" in axes else 1) * (self.sizes["m"] if "m" in axes else 1)
         return rows, column[0] if column else 1
+
+    def given_to(self, statement: Statement, name: str) -> Tensor:
+        """A value as an elementwise statement reads it: one value per product of a batch stands in each of its rows."""
+        value, axes = self.values[name], self.region.types[name].axes
+        if "b" in axes and "m" not in axes and "m" in self.region.types[statement.name].axes:
+            return value.repeat_interleave(self.sizes["m"], 0)
+        return value
 
     def computed(self, tensor: Tensor) -> Tensor:
         """The tensor in the type of the arithmetic; truth values stay what they are."""
@@ -128,7 +136,7 @@ class _State:
         for position, axis in enumerate(full):
             if axis not in axes:
                 tensor = tensor.unsqueeze(position)
-        if "b" in axes or "m" in axes:
+        if "m" in axes:
             tensor = tensor.expand(self.batch, self.sizes["m"], tensor.shape[-1])
         return tensor.reshape(tensor.shape[0] * tensor.shape[1], tensor.shape[2])
 
@@ -155,13 +163,15 @@ def _arranged(state: _State, name: str, axes: tuple[str, ...]) -> Tensor:
 
 def _apply(state: _State, statement: Apply) -> Tensor:
     function: Callable[..., Tensor] = getattr(torch, OPS[statement.op].torch)
-    return function(*(state.values[name] for name in statement.inputs))
+    return function(*(state.given_to(statement, name) for name in statement.inputs))
 
 
 def _reduce(state: _State, statement: Reduce) -> Tensor:
     axes = state.region.types[statement.input].axes
     value = state.values[statement.input].expand(state.extended(axes))
     reduction: Callable[..., Tensor] = getattr(torch, REDUCTIONS[statement.kind])
+    if statement.axis == "m":
+        return reduction(value.unflatten(0, (-1 if state.sizes["m"] else state.batch, state.sizes["m"])), dim=1)
     return reduction(value, dim=-1, keepdim=True)
 
 

@@ -50,8 +50,9 @@ class Target:
         return self.clusters[(1, 2, 4).index(size)]
 
 
-#: The unit-stride dimension of each argument of a kernel, by the argument's own axes; None for a tensor of one element.
-Layout = tuple[int | None, ...]
+#: For each argument of a kernel: its number of dimensions, which differs from that of its axes where a batch is several, and
+#: which of them has a stride of 1 (-1: none, it is one element).
+Layout = tuple[tuple[int, int], ...]
 
 _PTX = "kernel.ptx"
 _OBJECT = "kernel.o"
@@ -138,7 +139,7 @@ def _toolchain() -> dict[str, str]:
     """What else decides the object: versions, and our own files that are traced."""
     packages = ("nvidia-cutlass-dsl", "quack-kernels", "apache-tvm-ffi")
     versions = {name: importlib.metadata.version(name) for name in packages}
-    traced = ("build", "functions", "operands", "tracing")
+    traced = ("build", "functions", "operands", "reductions", "tracing")
     text = b"".join((Path(__file__).parent / f"{name}.py").read_bytes() for name in traced)
     return versions | {"traced": hashlib.sha256(text).hexdigest()}
 
@@ -205,35 +206,41 @@ def _gemm(epilogue: Any, form: Form, configuration: Configuration, target: Targe
     gemm = cls(cutlass.Float32, _cutlass_type(form.of_kind("left")[0]), tile, cluster, **more)
     gemm.configuration = configuration
     gemm.active_clusters = target.active_clusters(configuration.cluster_size)
+    gemm.block_tile = configuration.block(target.major)
     return gemm
 
 
 def _cutlass_type(argument: Argument) -> Any:
     import cutlass
 
-    names = {"bf16": "BFloat16", "f16": "Float16", "f32": "Float32"}
+    names = {"bf16": "BFloat16", "f16": "Float16", "f32": "Float32", "bool": "Uint8"}
     return getattr(cutlass, names[DTYPE_NAMES[argument.dtype]])
 
 
 def _fake_arguments(form: Form, layout: Layout) -> list[Any]:
     """Tensors of symbolic sizes and strides; the compiled function checks real ones against them at each call."""
+    import cutlass
     import cutlass.cute as cute
 
     sizes = {axis: cute.sym_int() for argument in form.arguments for axis in argument.axes}
     pair_strides: dict[tuple[str, ...], tuple[Any, ...]] = {}
     fakes = []
-    for argument, unit in zip(form.arguments, layout, strict=True):
+    for argument, (dims, unit) in zip(form.arguments, layout, strict=True):
         dtype = _cutlass_type(argument)
         if argument.kind == "scalar":
             fakes.append(cute.runtime.make_fake_tensor(dtype, (1,), stride=(1,), assumed_align=dtype.width // 8))
             continue
         align = alignment(argument)
         elements = max(align * 8 // dtype.width, 1)
-        shape = tuple(sizes[axis] for axis in argument.axes)
+        split = dims - len(argument.axes)
+        batch = tuple(cute.sym_int() for _ in range(split + 1)) if split else ()
+        shape = (*batch, *(sizes[axis] for axis in argument.axes[bool(batch) :]))
         stride = tuple(1 if dim == unit else cute.sym_int64(divisibility=elements) for dim in range(len(shape)))
         if form.paired and argument.kind == "right":
             stride = pair_strides.setdefault(argument.axes, stride)
         fakes.append(cute.runtime.make_fake_tensor(dtype, shape, stride=stride, assumed_align=align))
+    if form.reductions:
+        fakes.append(cute.runtime.make_fake_tensor(cutlass.Float32, (cute.sym_int64(),), stride=(1,), assumed_align=16))
     return fakes
 
 
@@ -241,4 +248,4 @@ def alignment(argument: Argument) -> int:
     """Bytes to which an argument's address and strides are multiples: tensor maps need 16, vectors are read 4 bytes at a time."""
     if argument.kind in ("row", "col"):
         return 4
-    return argument.dtype.itemsize if argument.kind == "scalar" else 16
+    return argument.dtype.itemsize if argument.kind in ("scalar", "vector", "total") else 16

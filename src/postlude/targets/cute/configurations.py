@@ -53,6 +53,10 @@ class Configuration:
         """Blocks of a cluster."""
         return self.cluster_m * self.cluster_n
 
+    def block(self, major: int) -> tuple[int, int]:
+        """Rows and columns that one block computes: on sm_100 two blocks of a cluster share a tile."""
+        return (self.tile_m // 2 if major == 10 and self.cluster_m % 2 == 0 else self.tile_m), self.tile_n
+
 
 @dataclass(frozen=True)
 class Problem:

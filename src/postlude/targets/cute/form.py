@@ -11,7 +11,7 @@ from functools import lru_cache
 
 import torch
 
-from postlude.ir import Apply, Contract, Extent, Group, Operand, Reduce, Region, Yield
+from postlude.ir import Apply, Contract, Group, Operand, Reduce, Region, Yield
 from postlude.ir.region import DTYPE_NAMES
 from postlude.targets.cute.ops import EXPRESSIONS
 
@@ -23,8 +23,8 @@ class UnsupportedRegion(Exception):
 #: Types that the tensor cores multiply here.
 MULTIPLIED = (torch.bfloat16, torch.float16)
 
-#: Types of what the epilogue reads and stores.
-STORED = (torch.bfloat16, torch.float16, torch.float32)
+#: Types of what the epilogue reads and stores. Truth values are bytes to a kernel.
+STORED = (torch.bfloat16, torch.float16, torch.float32, torch.bool)
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,8 @@ class Argument:
     Attributes:
         name: its name in the generated code.
         position: its index among the Region's operands and results.
-        kind: ``left``, ``right``, ``row``, ``col``, ``tile``, ``scalar`` or ``result``.
+        kind: ``left``, ``right``, ``row``, ``col``, ``tile``, ``scalar``, ``result``, or what only the second kernel sees, which
+            adds what tiles leave of a reduction: ``vector`` (an operand) or ``total`` (a result).
         axes: names of its dimensions.
         dtype: its storage type.
         order: order of the dimensions in memory, for a result.
@@ -57,12 +58,14 @@ class Form:
         arguments: the tensors that the kernel takes, operands first, in the Region's order.
         paired: whether it is two contractions in one.
         reverse: whether the pair's second right operand lies below the first in memory.
+        reductions: over rows and columns, of values that depend on no other reduction.
     """
 
     group: Group
     arguments: tuple[Argument, ...]
     paired: bool
     reverse: bool
+    reductions: tuple[Reduce, ...]
 
     def of_kind(self, *kinds: str) -> tuple[Argument, ...]:
         """The arguments of these kinds, in order."""
@@ -80,7 +83,8 @@ def forms(region: Region, reverse: bool = False) -> tuple[Form, ...]:
 
 
 _TAKEN = re.compile(
-    r"v\d+|result\d*|extent_\w+|acc\w*|D|c|f|gemm|stream|launch\w*|epilogue\w*|run|cute|cutlass|cuda|unpack|interleave"
+    r"v\d+|result\d*|extent_\w+|total\w*|acc\w*|D|c|f|gemm|stream|workspace|parts|(launch|epilogue|finish)\w*|run|cute|cutlass|cuda"
+    r"|unpack|interleave|permute|one_batch"
 )
 
 
@@ -94,19 +98,29 @@ def _form(region: Region, group: Group, reverse: bool) -> Form:
     first = group.contractions[0]
     if group.feeds or any(c.left not in region.operand_index for c in group.contractions):
         raise UnsupportedRegion("a contraction of a computed tile (attention) is not one GEMM")
+    reductions = tuple(s for s in group.statements if isinstance(s, Reduce))
+    for reduction in reductions:
+        _check_reduction(region, group, reduction)
     for statement in group.statements:
-        if isinstance(statement, Reduce):
-            raise UnsupportedRegion(f"%{statement.name} reduces whole rows, which lie in several tiles")
+        if statement.name in group.reduced and {"m", group.column} <= set(region.types[statement.name].axes):
+            raise UnsupportedRegion(f"%{statement.name} depends on whole rows or columns, which lie in several tiles")
         if isinstance(statement, Apply) and statement.op not in EXPRESSIONS:
             raise UnsupportedRegion(f"op {statement.op!r} has no expression")
     if len(group.contractions) > 2 or any(c.left != first.left for c in group.contractions):
         raise UnsupportedRegion("a kernel computes one contraction, or two of the same left operand")
     arguments = [*_contracted(region, group), *_epilogue(region, group), *_results(region, group)]
     paired = len(group.contractions) == 2
-    form = Form(group, tuple(sorted(arguments, key=lambda a: a.position)), paired, paired and reverse)
+    form = Form(group, tuple(sorted(arguments, key=lambda a: a.position)), paired, paired and reverse, reductions)
     if form.paired:
         _check_paired(region, form)
     return form
+
+
+def _check_reduction(region: Region, group: Group, reduction: Reduce) -> None:
+    if reduction.input in group.reduced or not {"m", group.column} <= set(region.types[reduction.input].axes):
+        raise UnsupportedRegion(f"%{reduction.name} reduces %{reduction.input}, which is no tile")
+    if reduction.axis == "m" and reduction.kind != "sum":
+        raise UnsupportedRegion(f"%{reduction.name} is a {reduction.kind} over rows; kernels add them")
 
 
 def _contracted(region: Region, group: Group) -> list[Argument]:
@@ -129,10 +143,11 @@ def _check_types(region: Region, contraction: Contract) -> None:
 
 
 def _epilogue(region: Region, group: Group) -> list[Argument]:
-    read = {name for s in group.statements for name in s.inputs} | {y.value for _, y in group.yields}
+    in_tiles = {i for s in group.statements if s.name not in group.reduced or isinstance(s, Reduce) for i in s.inputs}
+    behind = {i for s in group.statements if s.name in group.reduced for i in s.inputs}
     arguments = []
     for operand in region.operands:
-        if operand.name in read:
+        if operand.name in in_tiles | behind:
             if operand.dtype not in STORED:
                 raise UnsupportedRegion(f"an operand of type {DTYPE_NAMES[operand.dtype]} can't be read in an epilogue")
             type = region.types[operand.name]
@@ -141,6 +156,8 @@ def _epilogue(region: Region, group: Group) -> list[Argument]:
             ]
             if kind == "scalar" and operand.axes:
                 raise UnsupportedRegion(f"operand %{operand.name} differs from batch to batch only")
+            if kind != "scalar" and operand.name not in in_tiles:
+                kind = "vector"
             arguments.append(_argument(region, operand, kind))
     return arguments
 
@@ -150,26 +167,21 @@ def _argument(region: Region, operand: Operand, kind: str) -> Argument:
 
 
 def _results(region: Region, group: Group) -> list[Argument]:
-    return [_result(region, index, result) for index, result in group.yields]
+    return [_result(region, group, index, result) for index, result in group.yields]
 
 
-def _result(region: Region, index: int, result: Yield) -> Argument:
+def _result(region: Region, group: Group, index: int, result: Yield) -> Argument:
     if result.dtype not in STORED:
         raise UnsupportedRegion(f"a result of type {DTYPE_NAMES[result.dtype]} can't be stored")
-    if region.types[result.value].column is None:
-        raise UnsupportedRegion(f"result %{result.value} is no tile")
+    kind = "total" if result.value in group.reduced else "result"
     name = f"result{index}" if len(region.yields) > 1 else "result"
-    return Argument(name, len(region.operands) + index, "result", result.axes, result.dtype, result.order)
+    return Argument(name, len(region.operands) + index, kind, result.axes, result.dtype, result.order)
 
 
 def _check_paired(region: Region, form: Form) -> None:
     for right in form.of_kind("right"):
         if right.axes[-1] == form.group.column:
             raise UnsupportedRegion("the right operands of a pair lie along k in memory, these lie along n")
-    for tile in form.of_kind("tile"):
-        raise UnsupportedRegion(f"a pair reads no tile, this one reads %{tile.name}")
-    if any(isinstance(s, Extent) for s in form.group.statements):
-        raise UnsupportedRegion("a pair knows no extent")
     for result in form.of_kind("result"):
         if result.dtype not in MULTIPLIED or result.order not in ((), tuple(range(len(result.order)))):
             raise UnsupportedRegion("a pair stores 16-bit results in their natural order")

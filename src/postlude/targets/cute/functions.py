@@ -142,6 +142,7 @@ cosh = lanewise(cute.math.cosh)
 
 # Truth values
 
+true = lanewise(lambda x: x != 0.0)
 eq = lanewise(lambda x, y: x == y)
 ne = lanewise(lambda x, y: x != y)
 lt = lanewise(lambda x, y: x < y)

@@ -63,7 +63,8 @@ class Kernel(PlannedKernel):
         configuration = self.configuration or _choose(self.region, form, tensors, target)
         special = _specialization(self.region, index, views, configuration, target)
         given = [_Given(a, tensors[a.position], view) for a, (view, _) in zip(form.arguments, views, strict=True)]
-        step = _Step(special, given, _pair(self.region, form) if form.paired else None)
+        cells = workspace_cells(form, problem(self.region, form, tensors), configuration.block(target.major))
+        step = _Step(special, given, _pair(self.region, form) if form.paired else None, cells)
         step.compiled(step.reversed([tensor.data_ptr() for tensor in tensors]))
         return step
 
@@ -98,9 +99,9 @@ def _choose(region: Region, form: Form, tensors: Sequence[Tensor], target: Targe
 
 
 def _specialization(
-    region: Region, index: int, views: "Sequence[tuple[View, int | None]]", configuration: Configuration, target: Target
+    region: Region, index: int, views: "Sequence[tuple[View, tuple[int, int]]]", configuration: Configuration, target: Target
 ) -> Specialization:
-    return Specialization(to_text(region), index, False, tuple(unit for _, unit in views), configuration, target)
+    return Specialization(to_text(region), index, False, tuple(layout for _, layout in views), configuration, target)
 
 
 def _load(special: Specialization) -> Compiled:
@@ -117,18 +118,25 @@ def _load(special: Specialization) -> Compiled:
         raise KernelBuildError(str(where), command, f"{type(error).__name__}: {str(error)[:2000]}") from error
 
 
+#: What a kernel reads truth values as.
+_BYTES = {torch.bool: torch.uint8}
+
+
 class _Given:
     """A tensor as a kernel takes it: whose memory, and sizes and strides."""
 
     def __init__(self, argument: Argument, tensor: Tensor, view: View) -> None:
         self.position = argument.position
         self.view = view
+        self.dtype = _BYTES.get(argument.dtype)
         shape, strides = view or (tuple(tensor.shape), tensor.stride())
-        self.native = (argument.position, DLPACK[argument.dtype], tuple(shape), tuple(strides))
+        self.native = (argument.position, DLPACK[self.dtype or argument.dtype], tuple(shape), tuple(strides))
 
     def of(self, tensors: Sequence[Tensor]) -> Tensor:
         """The view of one of these tensors."""
         tensor = tensors[self.position]
+        if self.dtype is not None:
+            tensor = tensor.view(self.dtype)
         return tensor if self.view is None else tensor.as_strided(*self.view)
 
 
@@ -138,10 +146,12 @@ class _Step:
     A pair's kernel reads both weights as one tensor, from the one that lies lower: there are two kernels, by their order.
     """
 
-    def __init__(self, special: Specialization, given: Sequence[_Given], pair: tuple[int, int] | None) -> None:
+    def __init__(self, special: Specialization, given: Sequence[_Given], pair: tuple[int, int] | None, cells: int) -> None:
         self.special = special
         self.given = given
         self.pair = pair
+        #: Floats of workspace that it takes.
+        self.cells = cells
         self._compiled: dict[bool, Compiled] = {}
 
     def compiled(self, reverse: bool) -> Compiled:
@@ -149,6 +159,12 @@ class _Step:
         if reverse not in self._compiled:
             self._compiled[reverse] = _load(replace(self.special, reverse=reverse))
         return self._compiled[reverse]
+
+    @property
+    def native(self) -> tuple[object, ...]:
+        """The kernel's arguments, for the extension."""
+        workspace = ((plans.WORKSPACE, DLPACK[torch.float32], (self.cells,), (1,)),) if self.cells else ()
+        return *(given.native for given in self.given), *workspace
 
     def reversed(self, pointers: Sequence[int]) -> bool:
         """Whether a pair's second weight lies below the first."""
@@ -165,12 +181,18 @@ class _Launch:
     def __init__(self, steps: Sequence[_Step], device: int) -> None:
         self.steps = steps
         self.device = device
+        #: Floats of workspace: one group's kernels have ended before the next group's begin.
+        self.cells = max(step.cells for step in steps)
 
     def __call__(self, pointers: Sequence[int], tensors: Sequence[Tensor]) -> bool:
         if not all(step.in_reach(pointers) for step in self.steps):
             return False
+        workspace = torch.empty(self.cells, dtype=torch.float32, device=tensors[0].device) if self.cells else None
         for step in self.steps:
-            step.compiled(step.reversed(pointers)).function(*[given.of(tensors) for given in step.given])
+            given = [given.of(tensors) for given in step.given]
+            if workspace is not None and step.cells:
+                given.append(workspace[: step.cells])
+            step.compiled(step.reversed(pointers)).function(*given)
         return True
 
     def native(self, pointers: Sequence[int]) -> object | None:
@@ -182,8 +204,8 @@ class _Launch:
         order = {}
         for (first, second), reverse in pairs:
             order = {"lower": second if reverse else first, "upper": first if reverse else second, "reach": _STRIDE_LIMIT}
-        steps = tuple((c.address, tuple(g.native for g in step.given)) for c, step in zip(compiled, self.steps, strict=True))
-        return plans.plan(steps, self.device, compiled, **order)
+        steps = tuple((c.address, step.native) for c, step in zip(compiled, self.steps, strict=True))
+        return plans.plan(steps, self.device, compiled, workspace=self.cells * torch.float32.itemsize, **order)
 
 
 def fits(region: Region, operands: Sequence[Tensor]) -> str | None:
@@ -205,8 +227,14 @@ def problem(region: Region, form: Form, tensors: Sequence[Tensor]) -> Problem:
     return Problem(sizes["m"], columns, sizes[contracted], prod(batch_shape(region, shapes)), form.paired)
 
 
-def arrange(region: Region, form: Form, tensors: Sequence[Tensor]) -> list[tuple[View, int | None]]:
-    """For each argument of a kernel (those beyond `tensors` left out): its view, and the view's unit-stride dimension.
+def workspace_cells(form: Form, problem: Problem, block: tuple[int, int]) -> int:
+    """Floats that a kernel leaves between itself and the one that adds them; `reductions.parts_of` lays them out."""
+    parts = {"m": -(-problem.m // block[0]) * problem.n, form.group.column: -(-problem.n // block[1]) * problem.m}
+    return problem.batch * sum(parts[reduction.axis] for reduction in form.reductions)
+
+
+def arrange(region: Region, form: Form, tensors: Sequence[Tensor]) -> list[tuple[View, tuple[int, int]]]:
+    """For each argument of a kernel (those beyond `tensors` left out): its view, and the view's layout as `build.Layout` has it.
 
     Raises:
         OperandsDoNotFit: a tensor can't be read; the message says which and why.
@@ -223,31 +251,47 @@ def arrange(region: Region, form: Form, tensors: Sequence[Tensor]) -> list[tuple
     return arranged
 
 
-def _arrange_one(argument: Argument, tensor: Tensor, sizes: dict[str, int]) -> tuple[View, int | None]:
-    where = f"%{argument.name}" if argument.kind != "result" else argument.name
+def _arrange_one(argument: Argument, tensor: Tensor, sizes: dict[str, int]) -> tuple[View, tuple[int, int]]:
+    where = f"%{argument.name}" if argument.kind not in ("result", "total") else argument.name
     if tensor.device.type not in ("cuda", "meta"):
         raise OperandsDoNotFit(f"{where} is on {tensor.device}")
     if tensor.dtype != argument.dtype:
         raise OperandsDoNotFit(f"{where} is {tensor.dtype}, expected {argument.dtype}")
     if argument.kind == "scalar":
-        return (None if tensor.shape == (1,) else ((1,), (1,))), None
-    shape = tuple(sizes[axis] for axis in argument.axes)
-    try:
-        view = tensor.view(shape)
-    except RuntimeError:
-        given = f"shape {tuple(tensor.shape)} with strides {tensor.stride()}"
-        raise OperandsDoNotFit(f"{where} of {given} is not {list(argument.axes)} without a copy") from None
+        return (None if tensor.shape == (1,) else ((1,), (1,))), (1, -1)
+    shape, given = _viewed(argument, tensor, sizes)
     align, width = build.alignment(argument), tensor.element_size()
-    unit, strides = _strides(shape, view.stride(), align // width)
-    if unit is None or argument.axes[unit] == "b":
-        raise OperandsDoNotFit(f"{where} has strides {view.stride()}; along one of its dimensions it must be 1")
+    unit, strides = _strides(shape, given, align // width)
+    if unit is None or (argument.axes[0] == "b" and unit <= len(shape) - len(argument.axes)):
+        raise OperandsDoNotFit(f"{where} has strides {given}; along one of its dimensions it must be 1")
     if tensor.data_ptr() % align:
         raise OperandsDoNotFit(f"{where} is not aligned to {align} bytes")
     for dim, stride in enumerate(strides):
         if dim != unit and (stride * width % align or stride * width >= _STRIDE_LIMIT or stride < 0):
             raise OperandsDoNotFit(f"{where} has a stride of {stride * width} bytes, which is no multiple of {align} below 2^40")
-    same = view.shape == tensor.shape and strides == tensor.stride()
-    return (None if same else (shape, strides)), unit
+    same = shape == tuple(tensor.shape) and strides == tensor.stride()
+    return (None if same else (shape, strides)), (len(shape), unit)
+
+
+def _viewed(argument: Argument, tensor: Tensor, sizes: dict[str, int]) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Sizes and strides of a tensor by its axes. The batch of a tile may be two dimensions: heads that lie beside each other."""
+    shape = tuple(sizes[axis] for axis in argument.axes)
+    try:
+        return shape, tensor.view(shape).stride()
+    except RuntimeError:
+        inner = shape[1:]
+        if argument.axes[0] == "b" and len(inner) == 2 and tuple(tensor.shape[-2:]) == inner:
+            batch = [(size, stride) for size, stride in zip(tensor.shape[:-2], tensor.stride()[:-2], strict=True) if size > 1]
+            for position in range(len(batch) - 1, 0, -1):
+                (outer, step), (size, stride) = batch[position - 1 : position + 1]
+                if step == size * stride:
+                    batch[position - 1 : position + 1] = [(outer * size, stride)]
+            if len(batch) == 2:
+                return (batch[0][0], batch[1][0], *inner), (batch[0][1], batch[1][1], *tensor.stride()[-2:])
+        axes = list(argument.axes)
+        raise OperandsDoNotFit(
+            f"%{argument.name} of shape {tuple(tensor.shape)} with strides {tensor.stride()} is not {axes} without a copy"
+        ) from None
 
 
 def _strides(shape: tuple[int, ...], strides: tuple[int, ...], step: int) -> tuple[int | None, tuple[int, ...]]:

@@ -1,5 +1,7 @@
 """How tensors come to a GEMM while a kernel is traced: what generated `launch` functions call. Nothing here runs at launch."""
 
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import cutlass.cute as cute
@@ -28,7 +30,16 @@ def run(gemm: Any, left: Any, right: Any, result: Any, stream: Any, /, **epilogu
         raster_order=_RASTER[configuration.raster],
         max_swizzle_size=Int32(configuration.swizzle),
     )
+    gemm.get_scheduler_arguments = partial(_one_batch_counted, gemm.get_scheduler_arguments)
     gemm(left, right, result, None, gemm.EpilogueArguments(**epilogue), schedule, None, stream, None, None)
+
+
+def _one_batch_counted(arguments: Callable[..., Any], *given: Any) -> Any:
+    """What tells how many tiles there are, with a batch of several dimensions counted as one."""
+    made = arguments(*given)
+    rows, columns, batch = made.problem_shape_ntile_mnl
+    made.problem_shape_ntile_mnl = (rows, columns, cute.size(batch))
+    return made
 
 
 def permute(tensor: Any, dims: tuple[int, ...]) -> Any:
@@ -40,6 +51,16 @@ def transpose(tensor: Any) -> Any:
     """A tensor with its last two dimensions exchanged."""
     *batch, rows, columns = range(cute.rank(tensor))
     return permute(tensor, (*batch, columns, rows))
+
+
+def one_batch(tensor: Any, inner: int) -> Any:
+    """A tensor with all dimensions but the last `inner` as one, in row-major order."""
+    outer = range(cute.rank(tensor) - inner)
+    if len(outer) == 1:
+        return tensor
+    shape = (tuple(tensor.shape[dim] for dim in reversed(outer)), *tensor.shape[len(outer) :])
+    stride = (tuple(tensor.stride[dim] for dim in reversed(outer)), *tensor.stride[len(outer) :])
+    return cute.make_tensor(tensor.iterator, cute.make_layout(shape, stride=stride))
 
 
 def interleave(first: Any, second: Any) -> Any:

@@ -15,7 +15,7 @@ def main() -> None:
     for line in sys.stdin:
         asked = json.loads(line)
         os.environ["POSTLUDE_CACHE_DIR"] = asked.pop("folder")
-        asked["layout"] = tuple(asked["layout"])
+        asked["layout"] = tuple(map(tuple, asked["layout"]))
         asked["configuration"] = Configuration(**asked["configuration"])
         asked["target"] = Target(**asked["target"] | {"clusters": tuple(asked["target"]["clusters"])})
         try:

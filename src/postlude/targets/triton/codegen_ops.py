@@ -62,8 +62,12 @@ EXPRESSIONS: dict[str, str] = {
     "where": "tl.where({0}, {1}, {2})",
 }
 
-#: Triton's `/` of float32 may be off by 2 in the last place. This is what stands for it before an op whose value jumps.
-PRECISE: dict[str, str] = {"div": "tl.div_rn({0}, {1})", "reciprocal": "tl.div_rn(1.0, {0})"}
+#: Triton's `/` of float32 may be off by 2 in the last place. This is what stands for it where an op multiplies errors.
+PRECISE: dict[str, str] = {
+    "div": "tl.div_rn({0}, {1})",
+    "reciprocal": "tl.div_rn(1.0, {0})",
+    "sigmoid": "tl.div_rn(1.0, 1.0 + libdevice.exp(-{0}))",
+}
 
 #: Powers with one of these constants as exponent, as ATen computes them too.
 POWERS: dict[float, str] = {

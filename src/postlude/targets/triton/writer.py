@@ -12,7 +12,7 @@ from functools import cached_property
 
 import torch
 
-from postlude.ir import Apply, Const, Contract, Extent, Group, Region, Round, Statement, to_text
+from postlude.ir import Apply, Const, Contract, Extent, Group, Region, Round, Statement, sensitive, to_text
 from postlude.targets.triton.codegen_ops import EXPRESSIONS, POWERS, PRECISE
 
 #: Storage types as Triton names them.
@@ -155,7 +155,7 @@ class Writer:
             operand = self.region.operands[tensor]
             loaded = f"early_{operand.name}" if tensor in self.early(group) else self.load(tensor, index, "cols")
             lines.append(f"    {value(operand.name)} = {loaded}{'' if operand.dtype == torch.bool else f'.to({type})'}")
-        precise = group.before_jumps() if type == "tl.float32" else ()
+        precise = sensitive(group) if type == "tl.float32" else ()
         for statement in group.statements:
             code = f"    {value(statement.name)} = {self.expression(statement, type, precise=statement.name in precise)}"
             lines.append(f"{code:<{_COMMENT_COLUMN}}  # {self.comments[statement.name]}")
