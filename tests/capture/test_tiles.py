@@ -5,6 +5,8 @@ import torch
 from torch import Tensor, nn
 
 from postlude.capture import Settings, reach
+from postlude.capture.grow import Growth
+from postlude.capture.rewrite import Plan
 from postlude.ir.region import Apply, Reduce
 from tests.capture.graphs import captured
 
@@ -141,3 +143,26 @@ def test_variances_take_two_passes() -> None:
     assert reductions_of(found) == []
     for got, wanted in zip(rewritten(x, w), function(x, w), strict=True):
         torch.testing.assert_close(got, wanted, rtol=1e-5, atol=1e-5)
+
+
+def test_totals_that_are_not_wanted_leave_the_product() -> None:
+    """A refusal of the reductions is not one of the Region without them."""
+
+    def function(x: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
+        y = torch.tanh(x @ w.t())
+        return y, y.sum(0)
+
+    inputs = torch.randn(6, 24), torch.randn(40, 24)
+
+    def judge(plan: Plan, growth: Growth) -> str | None:
+        return "no totals" if any(isinstance(s, Reduce) for s in plan.region.body) else None
+
+    for wanted in (True, False):
+        rewritten, (one,) = captured(
+            function, *inputs, settings=Settings(strict=True), judge=(lambda plan, growth: None) if wanted else judge
+        )
+        assert one.region is not None
+        assert any(isinstance(s, Reduce) for s in one.region.body) == wanted
+        assert "tanh" in [s.op for s in one.region.body if isinstance(s, Apply)]
+        for got, expected in zip(rewritten(*inputs), function(*inputs), strict=True):
+            torch.testing.assert_close(got, expected, rtol=1e-5, atol=1e-5)

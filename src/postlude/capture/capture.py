@@ -1,7 +1,8 @@
 """The pass over one graph: each GEMM in turn is grown, judged, and put in as one op."""
 
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from math import prod
 
@@ -15,7 +16,7 @@ from postlude.capture.names import name_of
 from postlude.capture.rewrite import NotExpressible, Plan, Refused, plan, put_in, read_sizes_from_inputs
 from postlude.capture.sizes import hint
 from postlude.capture.trim import trim
-from postlude.ir import Region
+from postlude.ir import Reduce, Region
 
 #: Most GEMMs of one input that are joined side by side: q, k, v and one more.
 MAX_SIBLINGS = 4
@@ -107,10 +108,23 @@ def _choose(gemm: Gemm, settings: Settings, done: frozenset[Node], judge: Judge)
             plain = _grown(gemms, settings, done) if siblings and gemms[1:] else alone
         except (NotAGemm, NotExpressible):
             continue  # side by side they don't fit into one Region
-        for found in (_with_norm(gemms, settings, done, plain[0]), plain):
-            if found is not None and judge(found[1], found[0]) is None:
+        for found in _variants(gemms, settings, done, plain):
+            if judge(found[1], found[0]) is None:
                 return found
     raise Unwanted(judge(alone[1], alone[0]) or "")
+
+
+def _variants(
+    gemms: Sequence[Gemm], settings: Settings, done: frozenset[Node], plain: tuple[Growth, Plan]
+) -> Iterator[tuple[Growth, Plan]]:
+    """The same products with more and with less around them, what is wanted most first."""
+    growth, region_plan = plain
+    if (found := _with_norm(gemms, settings, done, growth)) is not None:
+        yield found
+    yield plain
+    if not growth.reach.whole_rows and any(isinstance(statement, Reduce) for statement in region_plan.region.body):
+        with suppress(NotAGemm, NotExpressible):
+            yield _grown(gemms, settings, done, totals=False)
 
 
 def _with_norm(gemms: Sequence[Gemm], settings: Settings, done: frozenset[Node], plain: Growth) -> tuple[Growth, Plan] | None:
@@ -125,12 +139,17 @@ def _with_norm(gemms: Sequence[Gemm], settings: Settings, done: frozenset[Node],
 
 
 def _grown(
-    gemms: Sequence[Gemm], settings: Settings, done: frozenset[Node], norm_of: frozenset[Node] = frozenset()
+    gemms: Sequence[Gemm],
+    settings: Settings,
+    done: frozenset[Node],
+    norm_of: frozenset[Node] = frozenset(),
+    *,
+    totals: bool = True,
 ) -> tuple[Growth, Plan]:
     """Grow and plan, again without each node that is better computed outside or can't be stored in the form it is needed in."""
     refused: dict[Node, str] = {}
     while True:
-        growth = Growth(gemms, settings, refused, done, norm_of)
+        growth = Growth(gemms, settings, refused, done, norm_of, totals=totals)
         growth.run()
         if not growth.reach.whole_rows and (outside := trim(growth)):
             refused |= dict.fromkeys(outside, "the kernel that reads it computes it as well, from fewer bytes")

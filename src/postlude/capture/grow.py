@@ -75,8 +75,12 @@ class Growth:
         refused: Mapping[Node, str] = MappingProxyType({}),
         settled: frozenset[Node] = frozenset(),
         norm_of: frozenset[Node] = frozenset(),
+        *,
+        totals: bool = True,
     ) -> None:
         self.settings = settings
+        #: Whether reductions may be results where nothing of the Region can depend on them.
+        self.totals = totals
         #: Nodes that must stay outside, and why.
         self.refused = refused
         #: GEMMs that were left to Inductor already, and must stay there.
@@ -443,6 +447,8 @@ class Growth:
         source = node.args[0]
         if not isinstance(source, Node) or source not in self.values or self.values[source].form is not Form.TILE:
             raise Stop(f"{_name(node)} over what was reduced before")
+        if not (self.totals or self.reach.whole_rows):
+            raise Stop(f"{_name(node)}, which its own kernel computes faster")
         over_rows = self._reduces_rows(node, tuple(source.meta["val"].shape))
         value = self.values[source].name
         if self.program.types[value].value != "float":

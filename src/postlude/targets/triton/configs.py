@@ -201,7 +201,8 @@ TABLES: dict[tuple[str, int], tuple[Rule, ...]] = {
 }
 
 
-#: Most programs that share the keys of one batch: the last of them joins their parts.
+#: Programs that share the keys of one batch, where there are not many keys; and most. The last of them joins their parts.
+_PARTS = 8
 _MOST_PARTS = 32
 
 #: Elements of parts that are joined at once.
@@ -215,15 +216,22 @@ def choose(device: Device, problem: Problem) -> Config:
 
 
 def attention(device: Device, rows: int, keys: int, width: int, width_out: int, batch: int, element: int) -> Config:
-    """The configuration of an attention: queries and keys of a batch, the widths of keys and of values."""
+    """The configuration of an attention: queries and keys of a batch, the widths of keys and of values.
+
+    As benchmarks/gpu_attention.py --sweep found it on an H200: a program for each multiprocessor, of few keys no more parts than
+    are joined at once, and blocks of keys as large as a part.
+    """
     there = 1 << (min(rows, 64) - 1).bit_length()
     block_m, block_k, block_o = (max(16, 1 << (size - 1).bit_length()) for size in (there, width, width_out))
-    block_n = 64 if element <= 2 else 32
-    stage = block_n * (block_k + block_o) * element
     blocks = batch * -(-rows // block_m)
-    # Parts of one step each, until there are two programs for each multiprocessor.
-    splits = max(1, min(-(-keys // block_n), 2 * device.multiprocessors // blocks, _MOST_PARTS))
-    stages = max(1, min(3, device.shared // (2 * stage)))
+    parts = max(1, min(device.multiprocessors // blocks, max(_PARTS, keys // 512), _MOST_PARTS))
+    if keys > 4096 * parts:
+        parts *= 2
+    block_n = max(32, min(128, 1 << (-(-keys // parts) - 1).bit_length()))
+    while block_n > 32 and 2 * block_n * (block_k + block_o) * element > device.shared:
+        block_n //= 2
+    splits = min(parts, -(-keys // block_n))
+    stages = max(1, min(3, device.shared // (block_n * (block_k + block_o) * element)))
     chained = device.arch.startswith("sm_9")
     return Config("attention", block_m, block_n, block_k, 4, stages, splits, chained=chained, block_o=block_o, rows=there)
 
