@@ -28,6 +28,7 @@ from postlude.ir import to_text
 from postlude.options import Options
 from postlude.report import collect
 from postlude.select import judge_for
+from postlude.select.knowledge import forget, knowledge
 from postlude.targets import cpp
 from postlude.targets.base import TARGETS, available
 
@@ -57,7 +58,7 @@ class RegionPass(_Aware):
             if self.options.fuse_all:
                 raise
             warnings.warn(f"Postlude leaves attention as it is: {error!r}. Please report this.", stacklevel=2)
-        captured: list[Captured] = capture(graph, self.options.capture_settings(), judge_for(self.options))
+        captured: list[Captured] = capture(graph, self.options.capture_settings(), judge_for(self.options, is_inference))
         for one in captured:
             if one.region and one.node:
                 runtime.submit(one.device, to_text(one.region), _values(one.node) if self.options.compile_ahead else ())
@@ -69,11 +70,15 @@ class RegionPass(_Aware):
         collect(captured, is_inference)
 
     def uuid(self) -> Any:
-        """Changes with the options and with every source file of the package."""
+        """Changes with the options, with every source file of the package, and with what is known of Regions."""
         first = self.first.uuid() if isinstance(self.first, CustomGraphPass) else None
         if self.first is not None and not first:
             return None  # Inductor's sign for "do not cache"
-        return hashlib.sha256(f"{source_digest()}|{self.options.key()}|{_targets()}|{first!r}".encode()).hexdigest()
+        known = knowledge()
+        if self.options.tune:
+            known.prepare()  # graphs are found again only beside the database that they were measured for
+        parts = (source_digest(), self.options.key(), _targets(), known.digest(), first)
+        return hashlib.sha256(repr(parts).encode()).hexdigest()
 
 
 def _is_inference() -> bool:
@@ -173,6 +178,7 @@ def _register_once() -> None:
 def _reset() -> None:
     """`torch._dynamo.reset()` calls this: forget kernels, so that the next compile starts from nothing."""
     runtime.reset()
+    forget()
 
 
 postlude.reset = _reset  # type: ignore[attr-defined]

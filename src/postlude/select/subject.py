@@ -24,6 +24,7 @@ from postlude.capture.sizes import hint
 from postlude.errors import PostludeError
 from postlude.ir import Region, to_text
 from postlude.ir.region import ROW_AXES
+from postlude.op import region_of
 from postlude.targets.aten.interpreter import axis_sizes, batch_shape
 from postlude.targets.base import serving, target
 
@@ -260,3 +261,12 @@ def versions(device_type: str) -> dict[str, str]:
 
     found = {"postlude": _version("postlude"), "torch": torch.__version__, "python": platform.python_version()}
     return {**_versions(device_type), **found, **({"driver": driver()} if device_type != "cpu" else {})}
+
+
+def applies(call: Call, where: dict[str, str]) -> bool:
+    """Whether an entry of this call and environment would be taken by this process, on one of its devices."""
+    if call.threads:
+        here = call.device == device_name(torch.device("cpu")) and (call.isa, call.threads) == (_isa(), torch.get_num_threads())
+        return here and environment("cpu", region_of(call.region)) == where
+    gpus = [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]
+    return call.device in gpus and environment("cuda", region_of(call.region)) == where
