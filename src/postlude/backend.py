@@ -8,6 +8,7 @@ compiled graphs are found again in another process, and never taken for plain In
 import hashlib
 import warnings
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
@@ -20,14 +21,14 @@ from torch._inductor.custom_graph_pass import CustomGraphPass
 from torch.fx import Graph, GraphModule, Node
 
 from postlude import runtime
-from postlude.capture import Captured, capture
+from postlude.capture import Captured, capture, count_gemms
 from postlude.capture.heads import share_heads
 from postlude.capture.rewrite import WEIGHTS
 from postlude.inductor import FROZEN, register
 from postlude.ir import to_text
 from postlude.options import Options
 from postlude.report import collect
-from postlude.select import judge_for
+from postlude.select import judge_for, tune
 from postlude.select.knowledge import forget, knowledge
 from postlude.targets import cpp
 from postlude.targets.base import TARGETS, available
@@ -58,7 +59,9 @@ class RegionPass(_Aware):
             if self.options.fuse_all:
                 raise
             warnings.warn(f"Postlude leaves attention as it is: {error!r}. Please report this.", stacklevel=2)
-        captured: list[Captured] = capture(graph, self.options.capture_settings(), judge_for(self.options, is_inference))
+        session = tune.session()
+        with session.graph(count_gemms(graph)) if session else nullcontext():
+            captured: list[Captured] = capture(graph, self.options.capture_settings(), judge_for(self.options, is_inference))
         for one in captured:
             if one.region and one.node:
                 runtime.submit(one.device, to_text(one.region), _values(one.node) if self.options.compile_ahead else ())

@@ -1,4 +1,4 @@
-"""The command `postlude`: demo, doctor, explain.
+"""The command `postlude`: demo, doctor, explain, tune, db.
 
 What a command does is in the modules that it calls; here are its options and how its results look. Heavy imports happen
 inside the commands, so that `postlude --version` and `postlude doctor` work where torch does not. Tables go to standard
@@ -19,6 +19,7 @@ from rich.table import Table
 from rich.text import Text
 
 from postlude import doctor as examination
+from postlude import tuning_commands
 from postlude.errors import PostludeError
 from postlude.loading import TargetNotFound, load
 
@@ -252,6 +253,9 @@ def explain(
         for region in explanation.regions:
             output.rule(escape(region.name))
             output.print(escape(str(region.source)), soft_wrap=True)
+
+
+tuning_commands.register(app)
 
 
 def main() -> None:

@@ -72,7 +72,7 @@ def race(
         ratios = {name: median_interval(_ratios(times[name], times[incumbent])) for name in running}
         best = min(ratios.values(), key=lambda ratio: ratio.high).high
         running = [name for name in running if name == incumbent or ratios[name].low <= best * HOPELESS]
-        if spent > PATIENCE * len(cycles) or running == [incumbent]:
+        if spent > PATIENCE * len(cycles) or (running == [incumbent] and spent > PATIENCE / 2):
             break
     return {
         name: Result(median_interval(own), median_interval(_ratios(own, times[incumbent])), len(own))

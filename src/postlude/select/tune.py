@@ -52,14 +52,18 @@ class Session:
     Attributes:
         deadline: by `time.monotonic`; None without a budget.
         again: measure also what is known.
-        heard: called with each entry, and whether it was measured just now.
+        heard: called with the number of GEMMs that were judged, and that of all in the graphs so far.
+        measured: what was measured by this session.
+        known: what it met and had been measured before, or was by another process.
     """
 
     deadline: float | None = None
     again: bool = False
-    heard: Callable[[Entry, bool], None] = lambda entry, measured: None
+    heard: Callable[[int, int], None] = lambda done, total: None
     measured: dict[tuple[str, str, str], Entry] = field(default_factory=dict)
     known: dict[tuple[str, str, str], Entry] = field(default_factory=dict)
+    done: int = 0
+    total: int = 0
 
     def check(self) -> None:
         """Raise where the time is over."""
@@ -70,7 +74,21 @@ class Session:
         """Take in what is known or was measured for a call."""
         if entry.key not in self.measured:
             (self.measured if measured else self.known)[entry.key] = entry
-            self.heard(entry, measured)
+
+    @contextmanager
+    def graph(self, gemms: int) -> Iterator[None]:
+        """Pass a graph of so many GEMMs."""
+        self.total += gemms
+        end = self.total
+        self.heard(self.done, self.total)
+        yield
+        self.done = end
+        self.heard(self.done, self.total)
+
+    def judged(self, gemms: int) -> None:
+        """So many GEMMs more have been judged."""
+        self.done = min(self.done + gemms, self.total)
+        self.heard(self.done, self.total)
 
 
 _session: Session | None = None
@@ -87,6 +105,11 @@ def tuning(session: Session) -> Iterator[Session]:
         _session = before
 
 
+def session() -> Session | None:
+    """The session that is open, if any."""
+    return _session
+
+
 def tuned(plan: Plan, names: list[str], incumbent: str, packing: Packing) -> tuple[Entry, bool]:
     """The entry for a plan, measured if there is none; and whether it was measured just now.
 
@@ -95,6 +118,12 @@ def tuned(plan: Plan, names: list[str], incumbent: str, packing: Packing) -> tup
         BudgetSpent: the session's time is over.
     """
     session = _session or Session()
+    found = _tuned(session, plan, names, incumbent, packing)
+    session.judged(len(plan.region.contractions))
+    return found
+
+
+def _tuned(session: Session, plan: Plan, names: list[str], incumbent: str, packing: Packing) -> tuple[Entry, bool]:
     call = planned_call(plan, packed=bool(packing.operands))
     device = plan.sources[0].node.meta["val"].device
     compared, where = peer(), environment(device.type, plan.region)
