@@ -26,7 +26,7 @@ from postlude.select.database import LEASE, new_owner
 from postlude.select.entry import Entry
 from postlude.select.knowledge import Knowledge, knowledge
 from postlude.select.measure import Packing, measure
-from postlude.select.subject import digest, environment, peer, planned_call, planned_operands, versions
+from postlude.select.subject import Call, digest, environment, peer, planned_call, planned_operands, versions
 from postlude.targets.aten.interpreter import axis_sizes
 
 try:
@@ -118,36 +118,61 @@ def tuned(plan: Plan, names: list[str], incumbent: str, packing: Packing) -> tup
         BudgetSpent: the session's time is over.
     """
     session = _session or Session()
-    found = _tuned(session, plan, names, incumbent, packing)
-    session.judged(len(plan.region.contractions))
-    return found
-
-
-def _tuned(session: Session, plan: Plan, names: list[str], incumbent: str, packing: Packing) -> tuple[Entry, bool]:
     call = planned_call(plan, packed=bool(packing.operands))
     device = plan.sources[0].node.meta["val"].device
     compared, where = peer(), environment(device.type, plan.region)
-    known = knowledge()
+
+    def measured(check: Callable[[], None]) -> Entry:
+        with unset_fake_temporarily():
+            result = measure(plan, names, incumbent, packing, check)
+            sizes = axis_sizes(plan.region, [tuple(operand.shape) for operand in planned_operands(plan)])
+        return Entry(
+            call=call,
+            peer=compared,
+            environment=where,
+            winner=result.winner,
+            incumbent=incumbent,
+            candidates=result.candidates,
+            sizes=sizes,
+            rounds=result.rounds,
+            sets=result.sets,
+            cold=result.cold,
+            at=datetime.now(UTC).isoformat(timespec="seconds"),
+            versions=versions(device.type),
+        )
+
+    entry = once(call, compared, where, device, session, measured)
+    session.judged(len(plan.region.contractions))
+    return entry, entry.key in session.measured
+
+
+def once(
+    call: Call,
+    compared: str,
+    where: dict[str, str],
+    device: torch.device,
+    session: Session,
+    measured: Callable[[Callable[[], None]], Entry],
+) -> Entry:
+    """The entry for a call: one that is known, or will be in a moment, else what `measured` gives.
+
+    Args:
+        call: what to measure.
+        compared: the peer.
+        where: the environment.
+        device: what is measured on, by one process at a time.
+        session: has the time and hears what was done.
+        measured: measures; it is given a function to call now and then.
+    """
+    known, owner = knowledge(), new_owner()
     key = (call.digest(), compared, digest(where))
 
     def found() -> Entry | None:
         entry = known.own(call, compared, where)
-        return None if entry is not None and session.again and key not in session.measured else entry
-
-    def measured() -> Entry:
-        with unset_fake_temporarily():
-            result = measure(plan, names, incumbent, packing, _renewing(known, key, owner, session))
-            sizes = axis_sizes(plan.region, [tuple(operand.shape) for operand in planned_operands(plan)])
-        rounds, sets, cold = result.rounds, result.sets, result.cold
-        at = datetime.now(UTC).isoformat(timespec="seconds")
-        full = versions(device.type)
-        entry = Entry(
-            call, compared, where, result.winner, incumbent, result.candidates, sizes, rounds, sets, cold, at, full
-        )  # fmt: skip
-        known.put(entry)
+        if entry is not None and session.again and key not in session.measured:
+            return None
         return entry
 
-    owner = new_owner()
     if (entry := found()) is None:
         with measuring(device, session.check):
             while (entry := found()) is None:
@@ -156,13 +181,14 @@ def _tuned(session: Session, plan: Plan, names: list[str], incumbent: str, packi
                     time.sleep(_POLL)
                     continue
                 try:
-                    entry = measured()
+                    if (entry := found()) is None:  # whoever had the claim may have ended it with an entry since we looked
+                        entry = measured(_renewing(known, key, owner, session))
+                        known.put(entry)
+                        session.note(entry, True)
                 finally:
                     known.release(key, owner)
-                session.note(entry, True)
-                return entry, True
     session.note(entry, False)
-    return entry, False
+    return entry
 
 
 def _renewing(known: Knowledge, key: tuple[str, str, str], owner: str, session: Session) -> Callable[[], None]:
