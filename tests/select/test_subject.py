@@ -103,3 +103,13 @@ def test_on_another_gpu_nothing_applies(monkeypatch: pytest.MonkeyPatch) -> None
     call = subject.Call("", (), (), "NVIDIA H200")
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
     assert not applies(call, {})
+
+
+def test_a_device_is_part_of_what_was_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same call on a CPU and on two kinds of GPU are three; on two GPUs of a kind it is one."""
+    names = ["NVIDIA H200", "NVIDIA B200", "NVIDIA H200"]
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: names[device.index])
+    operands = torch.empty(4, 16), torch.empty(24, 16)
+    digests = [call_of(LINEAR, operands, device=torch.device(where)).digest() for where in ("cpu", "cuda:0", "cuda:1", "cuda:2")]
+    assert len(set(digests)) == 3
+    assert digests[1] == digests[3]
