@@ -8,6 +8,7 @@ compiled graphs are found again in another process, and never taken for plain In
 import hashlib
 import warnings
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
@@ -20,7 +21,7 @@ from torch._inductor.custom_graph_pass import CustomGraphPass
 from torch.fx import Graph, GraphModule, Node
 
 from postlude import runtime
-from postlude.capture import Captured, capture
+from postlude.capture import Captured, capture, count_gemms
 from postlude.capture.heads import join_heads, share_heads
 from postlude.capture.masks import drop_masks
 from postlude.capture.rewrite import WEIGHTS
@@ -28,7 +29,8 @@ from postlude.inductor import FROZEN, register
 from postlude.ir import to_text
 from postlude.options import Options
 from postlude.report import collect
-from postlude.select import judge_for
+from postlude.select import judge_for, tune
+from postlude.select.knowledge import forget, knowledge
 from postlude.targets import cpp
 from postlude.targets.base import TARGETS, available
 
@@ -53,7 +55,9 @@ class RegionPass(_Aware):
         elif self.first is not None:
             self.first(graph)
         joined = self._prepare_attention(graph)
-        captured: list[Captured] = capture(graph, self.options.capture_settings(), judge_for(self.options))
+        session = tune.session()
+        with session.graph(count_gemms(graph)) if session else nullcontext():
+            captured: list[Captured] = capture(graph, self.options.capture_settings(), judge_for(self.options, is_inference))
         joined()
         for one in captured:
             if one.region and one.node:
@@ -78,11 +82,15 @@ class RegionPass(_Aware):
             return lambda: None
 
     def uuid(self) -> Any:
-        """Changes with the options and with every source file of the package."""
+        """Changes with the options, with every source file of the package, and with what is known of Regions."""
         first = self.first.uuid() if isinstance(self.first, CustomGraphPass) else None
         if self.first is not None and not first:
             return None  # Inductor's sign for "do not cache"
-        return hashlib.sha256(f"{source_digest()}|{self.options.key()}|{_targets()}|{first!r}".encode()).hexdigest()
+        known = knowledge()
+        if self.options.tune:
+            known.prepare()  # graphs are found again only beside the database that they were measured for
+        parts = (source_digest(), self.options.key(), _targets(), known.digest(), first)
+        return hashlib.sha256(repr(parts).encode()).hexdigest()
 
 
 def _is_inference() -> bool:
@@ -94,11 +102,11 @@ def _is_inference() -> bool:
 
 @lru_cache(maxsize=1)
 def source_digest() -> str:
-    """Digest of the package's own sources: another version of Postlude must not find this one's graphs."""
+    """Digest of the package's own sources and tuning entries: another version must not find this one's graphs."""
     root = Path(__file__).parent
     digest = hashlib.sha256()
     for path in sorted(root.rglob("*")):
-        if path.suffix in (".py", ".h", ".cpp", ".c"):
+        if path.suffix in (".py", ".h", ".cpp", ".c", ".jsonl"):
             digest.update(path.relative_to(root).as_posix().encode())
             digest.update(path.read_bytes())
     return digest.hexdigest()
@@ -182,6 +190,7 @@ def _register_once() -> None:
 def _reset() -> None:
     """`torch._dynamo.reset()` calls this: forget kernels, so that the next compile starts from nothing."""
     runtime.reset()
+    forget()
 
 
 postlude.reset = _reset  # type: ignore[attr-defined]

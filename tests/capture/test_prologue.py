@@ -8,6 +8,7 @@ from torch.nn import functional as F
 from postlude.capture import Captured, Settings, reach
 from postlude.ir import Contract, Region
 from postlude.ir.region import Reduce
+from postlude.select.choice import UNFUSED, Choice
 from tests.capture.graphs import captured
 
 
@@ -117,6 +118,6 @@ def test_where_no_kernel_computes_it_the_product_is_alone() -> None:
         lambda x, g, w, u: F.gelu(F.linear(llama_norm(x, g), w)),
         *inputs,
         settings=Settings(strict=True),
-        judge=lambda plan, growth: "no norms here" if growth.prologue else None,
+        judge=lambda plan, growth: Choice(UNFUSED, "rule", "no norms here") if growth.prologue else None,
     )
     assert norms(found) == [False]

@@ -8,6 +8,7 @@ from postlude.capture import Settings, reach
 from postlude.capture.grow import Growth
 from postlude.capture.rewrite import Plan
 from postlude.ir.region import Apply, Reduce
+from postlude.select.choice import UNFUSED, Choice
 from tests.capture.graphs import captured
 
 
@@ -154,8 +155,8 @@ def test_totals_that_are_not_wanted_leave_the_product() -> None:
 
     inputs = torch.randn(6, 24), torch.randn(40, 24)
 
-    def judge(plan: Plan, growth: Growth) -> str | None:
-        return "no totals" if any(isinstance(s, Reduce) for s in plan.region.body) else None
+    def judge(plan: Plan, growth: Growth) -> Choice | None:
+        return Choice(UNFUSED, "rule", "no totals") if any(isinstance(s, Reduce) for s in plan.region.body) else None
 
     for wanted in (True, False):
         rewritten, (one,) = captured(
