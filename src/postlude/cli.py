@@ -7,13 +7,9 @@ output, progress to standard error; with `--json`, standard output is JSON alone
 
 from __future__ import annotations
 
-import importlib
 import json
-import runpy
-import sys
 from contextlib import contextmanager
 from enum import StrEnum
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -24,6 +20,7 @@ from rich.text import Text
 
 from postlude import doctor as examination
 from postlude.errors import PostludeError
+from postlude.loading import TargetNotFound, load
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -45,16 +42,6 @@ MARKS = {"ok": "[green]ok[/]", "note": "[yellow]note[/]", "problem": "[red]probl
 
 # Above this spread of the rounds, the demo says that the machine is busy. On an idle machine it is 0.01 to 0.03.
 BUSY = 0.15
-
-
-class TargetNotFound(PostludeError):
-    """What `postlude explain` was asked to explain cannot be had."""
-
-    def __init__(self, target: str, reason: str) -> None:
-        super().__init__(
-            f"Cannot explain {target!r}: {reason}. Expected package.module:name or path/to/file.py:name, where calling"
-            " name() returns the model or function and the arguments to call it with."
-        )
 
 
 class Dtype(StrEnum):
@@ -241,19 +228,20 @@ def explain(
     """Show every GEMM of a model or function, what was fused with it, and what stopped further fusion.
 
     The name in TARGET is a function without arguments. It returns a tuple: the model or function to explain, and after it
-    the arguments to call it with.
+    the arguments to call it with. Of several sets of arguments the first is taken.
     """
     with clear_errors():
         examination.require_compile()
-        function, arguments = load_target(target)
+        example = load(target)
         import torch
 
         from postlude.explanation import explain as explain_function
 
         # A module in eval mode is there for inference: its graph without gradients is what will run.
-        with messages.status("Tracing..."), torch.set_grad_enabled(getattr(function, "training", True)):
+        with messages.status("Tracing..."), torch.set_grad_enabled(example.wants_grad):
             try:
-                explanation: Any = explain_function(function, *arguments)
+                first = example.inputs[0]
+                explanation: Any = explain_function(example.function, *first.args, **first.kwargs)
             except PostludeError:
                 raise
             except Exception as error:
@@ -264,32 +252,6 @@ def explain(
         for region in explanation.regions:
             output.rule(escape(region.name))
             output.print(escape(str(region.source)), soft_wrap=True)
-
-
-def load_target(target: str) -> tuple[Any, tuple[Any, ...]]:
-    """Call the function that `target` names; returns what to explain and the arguments for it."""
-    place, separator, name = target.rpartition(":")
-    if not separator or not name.isidentifier():
-        raise TargetNotFound(target, "a colon and the name of a function were expected at its end")
-    try:
-        if place.endswith(".py"):
-            sys.path.insert(0, str(Path(place).resolve().parent))  # as `python file.py` does
-            make = runpy.run_path(place).get(name)
-        else:
-            sys.path.insert(0, "")
-            make = getattr(importlib.import_module(place), name, None)
-    except (ImportError, OSError) as error:
-        raise TargetNotFound(target, examination.first_line(error)) from error
-    if not callable(make):
-        raise TargetNotFound(target, f"there is no function {name!r} in it")
-    import torch
-
-    if isinstance(make, torch.nn.Module):
-        raise TargetNotFound(target, f"{name} is a module; write a function: def target(): return {name}, example_input")
-    made = make()
-    if not isinstance(made, tuple) or not made or not callable(made[0]):
-        raise TargetNotFound(target, f"{name}() should return a tuple: the model or function, then its arguments")
-    return made[0], made[1:]
 
 
 def main() -> None:
