@@ -28,6 +28,7 @@ from postlude.ir import to_text
 from postlude.options import Options
 from postlude.report import collect
 from postlude.select import judge_for
+from postlude.select.judge import Judge
 from postlude.targets import cpp
 from postlude.targets.base import TARGETS, available
 
@@ -57,7 +58,7 @@ class RegionPass(_Aware):
             if self.options.fuse_all:
                 raise
             warnings.warn(f"Postlude leaves attention as it is: {error!r}. Please report this.", stacklevel=2)
-        captured: list[Captured] = capture(graph, self.options.capture_settings(), judge_for(self.options))
+        captured: list[Captured] = capture(graph, self.options.capture_settings(), self.judge())
         for one in captured:
             if one.region and one.node:
                 runtime.submit(one.device, to_text(one.region), _values(one.node) if self.options.compile_ahead else ())
@@ -66,7 +67,15 @@ class RegionPass(_Aware):
                     # Inductor's own freezing makes constants of weights: nobody expects a later change to be seen.
                     constant = not weights["placeholder"]
                     one.node.meta[FROZEN] = (weights["get_attr" if constant else "placeholder"], constant)
+        self.finish(graph, captured, is_inference)
+
+    def finish(self, graph: Graph, captured: list[Captured], is_inference: bool) -> None:
+        """Called with the rewritten graph, and with what became of each of its GEMMs."""
         collect(captured, is_inference)
+
+    def judge(self) -> Judge:
+        """What says whether a planned Region pays."""
+        return judge_for(self.options)
 
     def uuid(self) -> Any:
         """Changes with the options and with every source file of the package."""
@@ -124,6 +133,18 @@ def postlude(
     Raises:
         OptionError: an option that neither Postlude nor Inductor knows, or a value that an own option can't have.
     """
+    return compile_graph(model, inputs, mode, options, RegionPass)
+
+
+def compile_graph(
+    model: GraphModule,
+    inputs: Sequence[Any],
+    mode: str | None,
+    options: dict[str, Any] | None,
+    make_pass: Callable[[Options, Any], RegionPass],
+    **keywords: Any,
+) -> Callable[..., Any]:
+    """`postlude` with a pass of the caller's, and keywords of `compile_fx`: for those who watch a graph being compiled."""
     from torch._inductor import config as inductor_config
     from torch._inductor.compile_fx import compile_fx
 
@@ -140,8 +161,8 @@ def postlude(
         config["cpp.weight_prepack"] = False
         own = replace(own, freeze=True)
     first = config.get("post_grad_custom_pre_pass", inductor_config.post_grad_custom_pre_pass)
-    config["post_grad_custom_pre_pass"] = RegionPass(own, first)
-    compiled: Any = compile_fx(model, inputs, config_patches=config)
+    config["post_grad_custom_pre_pass"] = make_pass(own, first)
+    compiled: Any = compile_fx(model, inputs, config_patches=config, **keywords)
     return compiled  # type: ignore[no-any-return]
 
 
