@@ -277,6 +277,15 @@ def test_explain_counts_and_shows() -> None:
     assert explanation.regions[0].name == "up"
 
 
+def test_explain_says_what_was_chosen() -> None:
+    with torch.no_grad():
+        explanation = postlude.explain(Block(), torch.randn(6, 24))
+    for region in explanation.regions:
+        assert region.choice is not None
+        assert (region.choice.winner, region.choice.origin) == ("cpp", "rule")
+        assert [candidate.name for candidate in region.choice.candidates] == ["cpp", "unfused"]
+
+
 def test_explain_names_modules_and_counts_equal_layers() -> None:
     model = nn.Sequential(Block(), Block(), nn.Linear(24, 24)).eval()
     with torch.no_grad():

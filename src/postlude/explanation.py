@@ -14,6 +14,7 @@ from postlude.capture import Captured
 from postlude.capture.names import joined, pattern
 from postlude.ir import to_text
 from postlude.report import collecting
+from postlude.select.choice import Choice
 
 
 @dataclass
@@ -28,6 +29,7 @@ class ExplainedRegion:
         target: the target that compiles it, or ``"inductor"``.
         stopped_by: what ended the growth, or why the GEMM was left alone: lines ``node: reason``.
         bytes_saved: bytes of GEMM results that are neither written to memory nor read again, for the example's sizes.
+        choice: what was chosen to compute it, from which candidates, and why; None where it is no Region that could be judged.
     """
 
     name: str
@@ -37,6 +39,7 @@ class ExplainedRegion:
     target: str
     stopped_by: list[str]
     bytes_saved: int
+    choice: Choice | None = None
     _device: str = "cpu"
     _line: str = ""
     #: What ended the growth, each reason once, without the nodes' names.
@@ -175,6 +178,7 @@ def _explained(captured: Captured, prefix: str) -> ExplainedRegion:
         target=target_of(captured.device, line) if region else "inductor",
         stopped_by=[captured.reason] if captured.reason else stops,
         bytes_saved=captured.bytes_saved,
+        choice=captured.choice,
         _device=captured.device,
         _line=line,
         _reasons=tuple(dict.fromkeys([captured.reason] if captured.reason else captured.stops.values())),

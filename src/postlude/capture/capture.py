@@ -4,6 +4,7 @@ import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from math import prod
+from typing import TYPE_CHECKING
 
 import torch
 from torch._inductor.pattern_matcher import stable_topological_sort
@@ -16,6 +17,9 @@ from postlude.capture.rewrite import NotExpressible, Plan, Refused, plan, put_in
 from postlude.capture.sizes import hint
 from postlude.capture.trim import trim
 from postlude.ir import Region
+
+if TYPE_CHECKING:
+    from postlude.select.choice import Choice
 
 #: Most GEMMs of one input that are joined side by side: q, k, v and one more.
 MAX_SIBLINGS = 4
@@ -34,6 +38,7 @@ class Captured:
         node: the op's node in the rewritten graph.
         device: type of the device that it is on.
         bytes_saved: bytes of GEMM results that are neither stored nor read again, for the example's sizes.
+        choice: what the judge chose for it; None where nobody judged.
     """
 
     gemms: list[str]
@@ -44,9 +49,11 @@ class Captured:
     node: Node | None = None
     device: str = ""
     bytes_saved: int = 0
+    choice: "Choice | None" = None
 
 
-Judge = Callable[[Plan, Growth], "str | None"]
+#: Chooses how a Region is computed; None keeps it without a word.
+Judge = Callable[[Plan, Growth], "Choice | None"]
 
 
 def capture(graph: Graph, settings: Settings, judge: Judge = lambda plan, growth: None) -> list[Captured]:
@@ -55,7 +62,7 @@ def capture(graph: Graph, settings: Settings, judge: Judge = lambda plan, growth
     Args:
         graph: ATen graph after AOTAutograd, nodes with fake values in ``meta["val"]``.
         settings: the user's choices.
-        judge: says why a Region should not be put in, or None; called before the graph is touched.
+        judge: chooses how a Region is computed, or that it is not put in; called before the graph is touched.
     """
     read_sizes_from_inputs(graph)
     captured: list[Captured] = []
@@ -67,9 +74,9 @@ def capture(graph: Graph, settings: Settings, judge: Judge = lambda plan, growth
             gemm = recognize(node)
             if gemm is None:
                 continue
-            growth, region_plan = _choose(gemm, settings, frozenset(done), judge)
+            growth, region_plan, choice = _choose(gemm, settings, frozenset(done), judge)
         except (NotAGemm, NotExpressible, Unwanted) as reason:
-            captured.append(Captured([name_of(node)], reason=str(reason)))
+            captured.append(Captured([name_of(node)], reason=str(reason), choice=getattr(reason, "choice", None)))
             done.add(node)
             continue
         except Exception as error:
@@ -81,6 +88,7 @@ def capture(graph: Graph, settings: Settings, judge: Judge = lambda plan, growth
             done.add(node)
             continue
         record = _record(region_plan, growth)
+        record.choice = choice
         record.node = put_in(graph, region_plan)
         done.update(region_plan.absorbed)
         captured.append(record)
@@ -93,8 +101,12 @@ def capture(graph: Graph, settings: Settings, judge: Judge = lambda plan, growth
 class Unwanted(Exception):
     """The judge has a reason against a Region."""
 
+    def __init__(self, choice: "Choice") -> None:
+        super().__init__(choice.reason)
+        self.choice = choice
 
-def _choose(gemm: Gemm, settings: Settings, done: frozenset[Node], judge: Judge) -> tuple[Growth, Plan]:
+
+def _choose(gemm: Gemm, settings: Settings, done: frozenset[Node], judge: Judge) -> "tuple[Growth, Plan, Choice | None]":
     """The GEMM with others of the same input if that is possible and wanted, else alone.
 
     Raises:
@@ -105,14 +117,15 @@ def _choose(gemm: Gemm, settings: Settings, done: frozenset[Node], judge: Judge)
     if siblings:
         try:
             wide = _grown([gemm, *siblings], settings, done)
-            if judge(wide[1], wide[0]) is None:
-                return wide
+            choice = judge(wide[1], wide[0])
+            if choice is None or not choice.unfused:
+                return *wide, choice
         except (NotAGemm, NotExpressible):
             pass  # side by side they don't fit into one Region
-    reason = judge(region_plan, growth)
-    if reason is not None:
-        raise Unwanted(reason)
-    return growth, region_plan
+    choice = judge(region_plan, growth)
+    if choice is not None and choice.unfused:
+        raise Unwanted(choice)
+    return growth, region_plan, choice
 
 
 def _grown(gemms: Sequence[Gemm], settings: Settings, done: frozenset[Node]) -> tuple[Growth, Plan]:

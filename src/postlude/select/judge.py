@@ -10,31 +10,48 @@ from postlude.capture.rewrite import Plan
 from postlude.capture.sizes import hint
 from postlude.ir import Region, to_text
 from postlude.options import Options
+from postlude.select.choice import UNFUSED, Candidate, Choice
 from postlude.select.measure import Timing, measure
-from postlude.select.rows import few_rows, has_epilogue
+from postlude.select.rows import by_rows, few_rows, has_epilogue
 from postlude.targets.base import TARGETS, available, serving, target
 
-Judge = Callable[[Plan, Growth], str | None]
+Judge = Callable[[Plan, Growth], Choice]
 
 _timings: dict[object, Timing] = {}
 
 
 def judge_for(options: Options) -> Judge:
-    """The judge that these options ask for: a function of a plan that returns a reason against it, or None."""
+    """The judge that these options ask for."""
 
-    def judge(plan: Plan, growth: Growth) -> str | None:
+    def judge(plan: Plan, growth: Growth) -> Choice:
         device = growth.first.left.node.meta["val"].device.type
         if options.fuse_all and not available(device):
-            return None  # interpreted
+            return Choice("aten", "rule", "fuse_all is set, and no target can compile here: it is interpreted")
         if (reason := _unserved(device, plan.region)) is not None:
-            return reason
+            return Choice(UNFUSED, "rule", reason)
         if options.fuse_all:
-            return None
-        if options.tune:
-            return _measured(plan, growth)
-        return _RULES[device](plan, growth) if device in _RULES else None
+            return _kept(plan, growth, "fuse_all is set")
+        return _measured(plan, growth) if options.tune else rule(plan, growth)
 
     return judge
+
+
+def rule(plan: Plan, growth: Growth) -> Choice:
+    """What is chosen where nothing was measured."""
+    device = growth.first.left.node.meta["val"].device.type
+    reason = _RULES[device](plan, growth) if device in _RULES else None
+    return _kept(plan, growth, "by the rules for this device") if reason is None else Choice(UNFUSED, "rule", reason)
+
+
+def _kept(plan: Plan, growth: Growth, reason: str) -> Choice:
+    device = growth.first.left.node.meta["val"].device.type
+    names = by_rows(plan.region, _rows(plan, growth), serving(device, plan.region)) if device == "cuda" else TARGETS[device]
+    return Choice(names[0], "rule", reason, tuple(Candidate(name) for name in (*names, UNFUSED)))
+
+
+def _rows(plan: Plan, growth: Growth) -> int:
+    """Rows of one product, for the example's sizes."""
+    return prod(map(hint, growth.rows[-1:] if growth.program.batched else growth.rows))
 
 
 def _unserved(device: str, region: Region) -> str | None:
@@ -59,7 +76,7 @@ def _pays_on_a_gpu(plan: Plan, growth: Growth) -> str | None:
     if dtype not in (torch.bfloat16, torch.float16):
         return f"cuBLAS is as fast for {dtype}"
     sizes = growth.rows[-1:] if growth.program.batched else growth.rows
-    few = prod(map(hint, sizes)) <= few_rows(plan.region)
+    few = _rows(plan, growth) <= few_rows(plan.region)
     if few and all(isinstance(size, int) for size in sizes):
         return None
     names = serving("cuda", plan.region)
@@ -78,17 +95,18 @@ def _was_measured(device: torch.device) -> bool:
 
 
 #: By device type: what pays without measuring. On a CPU every legal Region does.
-_RULES: dict[str, Judge] = {"cuda": _pays_on_a_gpu}
+_RULES: dict[str, Callable[[Plan, Growth], str | None]] = {"cuda": _pays_on_a_gpu}
 
 
-def _measured(plan: Plan, growth: Growth) -> str | None:
+def _measured(plan: Plan, growth: Growth) -> Choice:
     key = (to_text(plan.region), torch.get_num_threads(), tuple(_description(source.node.meta["val"]) for source in plan.sources))
     if key not in _timings:
         _timings[key] = measure(plan, growth)
     timing = _timings[key]
-    if timing.pays:
-        return None
-    return f"measured: {timing.fused * 1e6:.1f} µs fused, {timing.unfused * 1e6:.1f} µs in Inductor"
+    reason = f"measured: {timing.fused * 1e6:.1f} µs fused, {timing.unfused * 1e6:.1f} µs in Inductor"
+    kept = _kept(plan, growth, reason)
+    candidates = (Candidate(kept.winner, timing.fused, timing.spread), Candidate(UNFUSED, timing.unfused, timing.spread))
+    return Choice(kept.winner if timing.pays else UNFUSED, "measured", reason, candidates)
 
 
 def _description(value: object) -> object:

@@ -39,6 +39,11 @@ def has_epilogue(region: Region) -> bool:
     return any(isinstance(statement, Apply) for statement in region.body)
 
 
+def by_rows(region: Region, rows: int, names: Sequence[str]) -> list[str]:
+    """The targets of these names in the order in which they are asked for so many rows."""
+    return [name for name in (FEW if rows <= few_rows(region) else MANY) if name in names]
+
+
 class ByRows(PlannedKernel):
     """A Region's kernels on a GPU, each made when the first call needs it.
 
@@ -49,7 +54,6 @@ class ByRows(PlannedKernel):
         super().__init__()
         self.region = region
         self.names = names
-        self.few = few_rows(region)
         #: Whether float32 is multiplied, which plans of the kernels may do in several ways.
         self.float32 = any(region.operands[region.operand_index[c.right]].dtype == torch.float32 for c in region.contractions)
         self.kernels: dict[str, PlannedKernel | None] = {}
@@ -62,7 +66,7 @@ class ByRows(PlannedKernel):
 
     def plan(self, tensors: Sequence[Tensor]) -> Launch:
         """The plan of the first kernel that takes these tensors."""
-        order = [name for name in (FEW if _rows(self.region, tensors) <= self.few else MANY) if name in self.names]
+        order = by_rows(self.region, _rows(self.region, tensors), self.names)
         for position, name in enumerate(order):
             try:
                 kernel = self.kernel(name)
