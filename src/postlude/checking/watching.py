@@ -27,6 +27,7 @@ from postlude.ir import Region
 from postlude.op import allocate_results, region_of
 from postlude.options import Options
 from postlude.report import collect
+from postlude.select.choice import Choice
 from postlude.select.judge import Judge
 
 aten = torch.ops.aten
@@ -146,11 +147,11 @@ class _WatchingPass(RegionPass):
         """The judge; a plan that it keeps is about to be put in, and its nodes are still there."""
         judged = super().judge()
 
-        def judge(plan: Plan, growth: Growth) -> str | None:
-            reason = judged(plan, growth)
-            if reason is None:
+        def judge(plan: Plan, growth: Growth) -> Choice:
+            choice = judged(plan, growth)
+            if not choice.unfused:
                 self.parts[id(plan.region)] = (plan.region, _part(plan))
-            return reason
+            return choice
 
         return judge
 
