@@ -11,8 +11,3 @@
 
 How results look is `postlude.report`'s to say.
 """
-
-from postlude.checking.result import Check
-from postlude.checking.run import CheckError, check
-
-__all__ = ["Check", "CheckError", "check"]

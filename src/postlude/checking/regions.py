@@ -2,6 +2,7 @@
 
 import statistics
 import time
+import warnings
 from collections.abc import Callable, Sequence
 from functools import partial
 from math import prod
@@ -77,8 +78,10 @@ def inspect(runner: Runner, options: dict[str, Any] | None) -> Inspection:
     watched = watch(runner.call, inspection.region, inspection.graph, options)
     with (
         torch._inductor.config.patch(force_disable_caches=True),
+        warnings.catch_warnings(),
         torch._dynamo.config.patch(recompile_limit=1 << 16, accumulated_recompile_limit=1 << 16),
     ):
+        warnings.filterwarnings("ignore", message="dynamo_pgo force disabled")
         Runner(watched, runner.inputs, runner.state, runner.training).tensors()
     return inspection
 
@@ -166,8 +169,9 @@ def _times(calls: Sequence[Seen]) -> tuple[dict[str, float], dict[str, float]]:
     """Medians of seconds, and spreads, by side."""
     kernel = partial(_call_kernel, calls[0].kernel, calls[0].region)
     sides: dict[str, tuple[Callable[..., Any], list[Any]]] = {POSTLUDE: (kernel, [seen.operands for seen in calls])}
-    inputs = [seen.inputs for seen in calls if seen.inputs is not None]
-    if len(inputs) == len(calls):
+    if calls[0].inputs is not None:
+        # The nodes may differ from layer to layer although the Regions do not, as where one of them is looked through.
+        inputs = [seen.inputs for seen in calls if seen.inputs and _signature(seen.inputs) == _signature(calls[0].inputs)]
         module = calls[0].part.module
         sides[EAGER] = (module, inputs)
         sides[INDUCTOR] = (_compiled(module, inputs[0]), inputs)
@@ -181,11 +185,15 @@ def _times(calls: Sequence[Seen]) -> tuple[dict[str, float], dict[str, float]]:
         names = list(timed)
         for index in range(ROUNDS * len(calls)):
             for name in names[index % len(names) :] + names[: index % len(names)]:
-                samples[name].append(timed[name][index % len(calls)]())
+                samples[name].append(timed[name][index % len(timed[name])]())
             if time.perf_counter() > end and index >= 4:
                 break
     medians = {name: statistics.median(times) for name, times in samples.items()}
     return medians, {name: _spread(times) / medians[name] for name, times in samples.items()}
+
+
+def _signature(inputs: Sequence[Any]) -> list[object]:
+    return [(v.shape, v.stride(), v.dtype) if isinstance(v, Tensor) else v for v in inputs]
 
 
 def _call_kernel(kernel: Callable[..., Any], region: Region, *operands: Tensor) -> list[Tensor]:

@@ -1,6 +1,7 @@
 """The sides of a check: one model run by eager, Inductor and Postlude, each with guards of its own."""
 
 import copy
+import itertools
 import types
 import warnings
 from collections.abc import Callable, Iterator
@@ -61,13 +62,18 @@ def separate(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _renewed(function: types.FunctionType) -> types.FunctionType:
+    # By the name Dynamo remembers which sizes have varied: one side must not learn from another.
+    code = function.__code__.replace(co_name=f"{function.__code__.co_name}_{next(_twins)}")
     twin = types.FunctionType(
-        function.__code__.replace(), function.__globals__, function.__name__, function.__defaults__, function.__closure__
+        code, function.__globals__, function.__name__, function.__defaults__, function.__closure__
     )
     twin.__kwdefaults__ = function.__kwdefaults__
     twin.__module__ = function.__module__
     twin.__qualname__ = function.__qualname__
     return twin
+
+
+_twins = itertools.count()
 
 
 @dataclass
