@@ -8,6 +8,7 @@ compiled graphs are found again in another process, and never taken for plain In
 import hashlib
 import warnings
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
@@ -20,15 +21,16 @@ from torch._inductor.custom_graph_pass import CustomGraphPass
 from torch.fx import Graph, GraphModule, Node
 
 from postlude import runtime
-from postlude.capture import Captured, capture
+from postlude.capture import Captured, capture, count_gemms
 from postlude.capture.heads import share_heads
 from postlude.capture.rewrite import WEIGHTS
 from postlude.inductor import FROZEN, register
 from postlude.ir import to_text
 from postlude.options import Options
 from postlude.report import collect
-from postlude.select import judge_for
+from postlude.select import judge_for, tune
 from postlude.select.judge import Judge
+from postlude.select.knowledge import forget, knowledge
 from postlude.targets import cpp
 from postlude.targets.base import TARGETS, available
 
@@ -58,7 +60,9 @@ class RegionPass(_Aware):
             if self.options.fuse_all:
                 raise
             warnings.warn(f"Postlude leaves attention as it is: {error!r}. Please report this.", stacklevel=2)
-        captured: list[Captured] = capture(graph, self.options.capture_settings(), self.judge())
+        session = tune.session()
+        with session.graph(count_gemms(graph)) if session else nullcontext():
+            captured: list[Captured] = capture(graph, self.options.capture_settings(), self.judge(is_inference))
         for one in captured:
             if one.region and one.node:
                 runtime.submit(one.device, to_text(one.region), _values(one.node) if self.options.compile_ahead else ())
@@ -73,16 +77,20 @@ class RegionPass(_Aware):
         """Called with the rewritten graph, and with what became of each of its GEMMs."""
         collect(captured, is_inference)
 
-    def judge(self) -> Judge:
-        """What says whether a planned Region pays."""
-        return judge_for(self.options)
+    def judge(self, is_inference: bool) -> Judge:
+        """What chooses how a planned Region is computed."""
+        return judge_for(self.options, is_inference)
 
     def uuid(self) -> Any:
-        """Changes with the options and with every source file of the package."""
+        """Changes with the options, with every source file of the package, and with what is known of Regions."""
         first = self.first.uuid() if isinstance(self.first, CustomGraphPass) else None
         if self.first is not None and not first:
             return None  # Inductor's sign for "do not cache"
-        return hashlib.sha256(f"{source_digest()}|{self.options.key()}|{_targets()}|{first!r}".encode()).hexdigest()
+        known = knowledge()
+        if self.options.tune:
+            known.prepare()  # graphs are found again only beside the database that they were measured for
+        parts = (source_digest(), self.options.key(), _targets(), known.digest(), first)
+        return hashlib.sha256(repr(parts).encode()).hexdigest()
 
 
 def _is_inference() -> bool:
@@ -194,6 +202,7 @@ def _register_once() -> None:
 def _reset() -> None:
     """`torch._dynamo.reset()` calls this: forget kernels, so that the next compile starts from nothing."""
     runtime.reset()
+    forget()
 
 
 postlude.reset = _reset  # type: ignore[attr-defined]

@@ -17,6 +17,7 @@ from rich.table import Table
 from rich.text import Text
 
 from postlude import doctor as examination
+from postlude import tuning_commands
 from postlude.checking.command import check
 from postlude.console import clear_errors, messages, output
 from postlude.errors import PostludeError
@@ -33,6 +34,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 app.command()(check)
+tuning_commands.register(app)
 
 MARKS = {"ok": "[green]ok[/]", "note": "[yellow]note[/]", "problem": "[red]problem[/]"}
 

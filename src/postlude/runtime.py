@@ -100,4 +100,8 @@ def _make(device: str, program: str, frozen: tuple[int, ...], constant: bool) ->
             return ByRows(region, names).fast
     except (KernelBuildError, KernelLoadError) as error:
         warnings.warn(f"{error} Until then this kernel is interpreted, which is slow.", stacklevel=2)
+        from postlude.select.knowledge import knowledge
+
+        if not knowledge().empty:  # the next compilation will not choose it
+            knowledge().mark_region_failed(region, program, device, names[0], str(error))
     return _interpreter(region)

@@ -98,6 +98,18 @@ def capture(graph: Graph, settings: Settings, judge: Judge = lambda plan, growth
     return captured
 
 
+def count_gemms(graph: Graph) -> int:
+    """How many GEMMs a graph has."""
+
+    def is_gemm(node: Node) -> bool:
+        try:
+            return recognize(node) is not None
+        except NotAGemm:
+            return True
+
+    return sum(map(is_gemm, graph.nodes))
+
+
 class Unwanted(Exception):
     """The judge has a reason against a Region."""
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
-from postlude.select.clock import timers
+from postlude.select.clock import cycle
 
 #: Side of the square matrices, and bytes of the copies, that are measured.
 SIDE = {"cpu": 1024, "cuda": 8192}
@@ -61,7 +61,7 @@ def _fastest_copy(into: torch.Tensor, source: torch.Tensor, copies: int) -> floa
 
 def _best(function: Callable[..., object], values: tuple[torch.Tensor, ...]) -> float:
     with torch.no_grad():
-        (timed,) = timers(function, [values])
+        timed = cycle(function, [values])
         timed()
         end = time.perf_counter() + 0.5
         samples = [timed() for _ in range(3)]

@@ -23,7 +23,7 @@ from postlude.demo.run import describe
 from postlude.ir import Region, to_text
 from postlude.ir.region import DTYPE_NAMES
 from postlude.op import allocate_results
-from postlude.select.clock import timers
+from postlude.select.clock import cycle
 from postlude.targets.aten.interpreter import axis_sizes, batch_shape, evaluate
 
 #: Layers whose weights take turns while a Region is timed, so that one layer's are not always in the nearest cache.
@@ -177,15 +177,14 @@ def _times(calls: Sequence[Seen]) -> tuple[dict[str, float], dict[str, float]]:
         sides[INDUCTOR] = (_compiled(module, inputs[0]), inputs)
     samples: dict[str, list[float]] = {name: [] for name in sides}
     with torch.no_grad():
-        timed = {name: timers(function, values) for name, (function, values) in sides.items()}
-        for clocks in timed.values():
-            for clock in clocks:
-                clock()
+        timed = {name: cycle(function, values) for name, (function, values) in sides.items()}
+        for clock in timed.values():
+            clock()
         end = time.perf_counter() + PATIENCE
         names = list(timed)
-        for index in range(ROUNDS * len(calls)):
+        for index in range(ROUNDS):
             for name in names[index % len(names) :] + names[: index % len(names)]:
-                samples[name].append(timed[name][index % len(timed[name])]())
+                samples[name].append(timed[name]())
             if time.perf_counter() > end and index >= 4:
                 break
     medians = {name: statistics.median(times) for name, times in samples.items()}

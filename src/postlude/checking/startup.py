@@ -20,6 +20,7 @@ from pathlib import Path
 
 from postlude.checking.result import EAGER, SIDES
 from postlude.checking.sides import Runner, Settings
+from postlude.select.database import default_path as database_path
 
 #: Folders of compiled code, by the variable that names them.
 CACHES = {"TORCHINDUCTOR_CACHE_DIR": "inductor", "TRITON_CACHE_DIR": "triton", "POSTLUDE_CACHE_DIR": "postlude"}
@@ -32,9 +33,11 @@ PATIENCE = 1800
 def empty_caches() -> Iterator[dict[str, str]]:
     """Environment variables that name empty folders, which are gone afterwards."""
     with tempfile.TemporaryDirectory(prefix="postlude-check-", ignore_cleanup_errors=True) as folder:
-        variables = {variable: str(Path(folder) / name) for variable, name in CACHES.items()}
-        for path in variables.values():
-            Path(path).mkdir()
+        # What was tuned is no cache: kernels are chosen as they are for the user.
+        variables = {"POSTLUDE_TUNING_DB": str(database_path())}
+        variables |= {variable: str(Path(folder) / name) for variable, name in CACHES.items()}
+        for variable in CACHES:
+            Path(variables[variable]).mkdir()
         yield variables
 
 

@@ -143,9 +143,9 @@ class _WatchingPass(RegionPass):
         self.on_graph = on_graph
         self.parts: dict[int, tuple[Region, Part]] = {}
 
-    def judge(self) -> Judge:
+    def judge(self, is_inference: bool) -> Judge:
         """The judge; a plan that it keeps is about to be put in, and its nodes are still there."""
-        judged = super().judge()
+        judged = super().judge(is_inference)
 
         def judge(plan: Plan, growth: Growth) -> Choice:
             choice = judged(plan, growth)

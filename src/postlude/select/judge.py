@@ -1,6 +1,10 @@
-"""The judge of a planned Region: keeps it, or says why Inductor should have its nodes back."""
+"""The judge of a planned Region: chooses how it is computed, or that Inductor has its nodes back.
+
+In this order: what the user's database says (with the option `tune`, what is measured now), what the shipped one says, the rules.
+"""
 
 from collections.abc import Callable
+from dataclasses import replace
 from math import prod
 
 import torch
@@ -8,20 +12,21 @@ import torch
 from postlude.capture.grow import Growth
 from postlude.capture.rewrite import Plan
 from postlude.capture.sizes import hint
-from postlude.ir import Region, to_text
+from postlude.ir import Region
 from postlude.options import Options
 from postlude.select.choice import UNFUSED, Candidate, Choice
-from postlude.select.measure import Timing, measure
+from postlude.select.knowledge import knowledge
+from postlude.select.measure import MeasurementFailed, Packing, packing_of
 from postlude.select.rows import by_rows, few_rows, has_epilogue
+from postlude.select.subject import environment, peer, planned_call
+from postlude.select.tune import tuned
 from postlude.targets.base import TARGETS, available, serving, target
 
 Judge = Callable[[Plan, Growth], Choice]
 
-_timings: dict[object, Timing] = {}
 
-
-def judge_for(options: Options) -> Judge:
-    """The judge that these options ask for."""
+def judge_for(options: Options, is_inference: bool = False) -> Judge:
+    """The judge that these options ask for, of a graph of inference or of training."""
 
     def judge(plan: Plan, growth: Growth) -> Choice:
         device = growth.first.left.node.meta["val"].device.type
@@ -31,9 +36,30 @@ def judge_for(options: Options) -> Judge:
             return Choice(UNFUSED, "rule", reason)
         if options.fuse_all:
             return _kept(plan, growth, "fuse_all is set")
-        return _measured(plan, growth) if options.tune else rule(plan, growth)
+        packing = packing_of(plan) if options.freeze and is_inference and device == "cpu" else Packing()
+        ruled = rule(plan, growth)
+        if options.tune:
+            return _tuned(plan, growth, ruled, packing)
+        return _known(plan, growth, packing) or ruled
 
     return judge
+
+
+def _tuned(plan: Plan, growth: Growth, ruled: Choice, packing: Packing) -> Choice:
+    names = _names(plan, growth)
+    try:
+        entry, now = tuned(plan, names, ruled.winner, packing)
+    except MeasurementFailed as error:
+        return replace(ruled, reason=f"{ruled.reason}; {error}")
+    return entry.choice("measured" if now else "user database", lambda variant: variant.target in (*names, UNFUSED)) or ruled
+
+
+def _known(plan: Plan, growth: Growth, packing: Packing) -> Choice | None:
+    if knowledge().empty:
+        return None
+    device = growth.first.left.node.meta["val"].device.type
+    call = planned_call(plan, packed=bool(packing.operands))
+    return knowledge().choice(call, peer(), environment(device, plan.region), _names(plan, growth))
 
 
 def rule(plan: Plan, growth: Growth) -> Choice:
@@ -44,9 +70,15 @@ def rule(plan: Plan, growth: Growth) -> Choice:
 
 
 def _kept(plan: Plan, growth: Growth, reason: str) -> Choice:
-    device = growth.first.left.node.meta["val"].device.type
-    names = by_rows(plan.region, _rows(plan, growth), serving(device, plan.region)) if device == "cuda" else TARGETS[device]
+    names = _names(plan, growth)
     return Choice(names[0], "rule", reason, tuple(Candidate(name) for name in (*names, UNFUSED)))
+
+
+def _names(plan: Plan, growth: Growth) -> list[str]:
+    """The targets that serve a Region, in the order in which they are asked for the example's rows."""
+    device = growth.first.left.node.meta["val"].device.type
+    names = serving(device, plan.region)
+    return by_rows(plan.region, _rows(plan, growth), names) if device == "cuda" else names
 
 
 def _rows(plan: Plan, growth: Growth) -> int:
@@ -96,19 +128,3 @@ def _was_measured(device: torch.device) -> bool:
 
 #: By device type: what pays without measuring. On a CPU every legal Region does.
 _RULES: dict[str, Callable[[Plan, Growth], str | None]] = {"cuda": _pays_on_a_gpu}
-
-
-def _measured(plan: Plan, growth: Growth) -> Choice:
-    key = (to_text(plan.region), torch.get_num_threads(), tuple(_description(source.node.meta["val"]) for source in plan.sources))
-    if key not in _timings:
-        _timings[key] = measure(plan, growth)
-    timing = _timings[key]
-    reason = f"measured: {timing.fused * 1e6:.1f} µs fused, {timing.unfused * 1e6:.1f} µs in Inductor"
-    kept = _kept(plan, growth, reason)
-    candidates = (Candidate(kept.winner, timing.fused, timing.spread), Candidate(UNFUSED, timing.unfused, timing.spread))
-    return Choice(kept.winner if timing.pays else UNFUSED, "measured", reason, candidates)
-
-
-def _description(value: object) -> object:
-    shape, strides = value.shape, value.stride()  # type: ignore[attr-defined]
-    return str(value.device), tuple(map(hint, shape)), tuple(map(hint, strides))  # type: ignore[attr-defined]

@@ -13,6 +13,10 @@ from torch._subclasses.fake_tensor import unset_fake_temporarily
 from postlude.capture.sizes import hint
 from postlude.errors import KernelBuildError
 from postlude.ir import Apply, Region
+from postlude.select.entry import Entry
+from postlude.select.knowledge import knowledge
+from postlude.select.subject import call_of, environment
+from postlude.select.variants import Variant
 from postlude.targets import aten
 from postlude.targets.aten.interpreter import axis_sizes
 from postlude.targets.base import target
@@ -57,6 +61,8 @@ class ByRows(PlannedKernel):
         #: Whether float32 is multiplied, which plans of the kernels may do in several ways.
         self.float32 = any(region.operands[region.operand_index[c.right]].dtype == torch.float32 for c in region.contractions)
         self.kernels: dict[str, PlannedKernel | None] = {}
+        #: Kernels that were measured to be fastest for some calls, by name, and where that is written.
+        self.tuned: dict[str, tuple[Variant, Entry]] = {}
 
     def settings(self) -> object:
         """What plans of any of the kernels depend on: how float32 is multiplied."""
@@ -67,6 +73,8 @@ class ByRows(PlannedKernel):
     def plan(self, tensors: Sequence[Tensor]) -> Launch:
         """The plan of the first kernel that takes these tensors."""
         order = by_rows(self.region, _rows(self.region, tensors), self.names)
+        if (best := self.known(tensors)) is not None:
+            order = [best, *(name for name in order if name != best)]
         for position, name in enumerate(order):
             try:
                 kernel = self.kernel(name)
@@ -78,16 +86,31 @@ class ByRows(PlannedKernel):
                 return _OrOthers(self, name, launch, order[position + 1 :])
         return self.interpret
 
+    def known(self, tensors: Sequence[Tensor]) -> str | None:
+        """The name of the kernel that was measured to be fastest for tensors like these."""
+        if knowledge().empty:
+            return None
+        device = tensors[0].device
+        call = call_of(self.region, tensors[: len(self.region.operands)], device=device)
+        found = knowledge().kernel(call, environment(device.type, self.region), self.names)
+        if found is None:
+            return None
+        self.tuned[found[0].name] = found
+        return found[0].name
+
     def give_up(self, name: str, error: Exception) -> None:
-        """Use a target no more: whatever its compiler raises, the user's model must run."""
+        """Use a target no more, or one of its configurations: whatever its compiler raises, the user's model must run."""
         told = str(error) if isinstance(error, KernelBuildError) else f"Target {name} failed: {error!r}. Please report this."
         warnings.warn(f"{told} Another target takes its place.", stacklevel=3)
         self.kernels[name] = None
+        if name in self.tuned:
+            knowledge().mark_failed(self.tuned[name][1], name, told)
 
     def kernel(self, name: str) -> PlannedKernel | None:
-        """A target's kernel; None where it could not be built before, of which a warning has told."""
+        """A target's kernel, or a tuned one; None where it could not be built before, of which a warning has told."""
         if name not in self.kernels:
-            self.kernels[name] = _load(name, self.region)
+            tuned = self.tuned.get(name)
+            self.kernels[name] = _load(name, self.region) if tuned is None else _load_tuned(tuned[0], self.region)
         return self.kernels[name]
 
     def interpret(self, pointers: Sequence[int], tensors: Sequence[Tensor]) -> None:
@@ -157,5 +180,11 @@ class _OrOthers:
 
 def _load(name: str, region: Region) -> PlannedKernel:
     kernel = target(name).load(region)
+    assert isinstance(kernel, PlannedKernel)
+    return kernel
+
+
+def _load_tuned(variant: Variant, region: Region) -> PlannedKernel:
+    kernel = variant.load(region)
     assert isinstance(kernel, PlannedKernel)
     return kernel

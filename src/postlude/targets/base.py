@@ -1,8 +1,11 @@
 """What a target offers, and the targets of each device type."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import MISSING, fields
 from importlib import import_module
-from typing import Any, Protocol, cast
+from typing import Any, Protocol, TypeVar, cast
+
+from torch import Tensor
 
 from postlude.ir import Region
 
@@ -23,12 +26,48 @@ class Target(Protocol):
     def source(self, region: Region) -> str:
         """The generated source of a Region's kernel."""
 
-    def load(self, region: Region) -> Kernel:
-        """The kernel.
+    def fingerprint(self, region: Region) -> str:
+        """A hash of all that we write and that decides how fast a Region's kernels are: sources, and what they include."""
+
+    def worth_measuring(self, region: Region, tensors: Sequence[Tensor]) -> Sequence[Any]:
+        """Configurations to measure for operands and results like these, beside the target's own choice; best guess first."""
+
+    def configuration(self, fields: Mapping[str, Any]) -> Any:
+        """The configuration with these fields.
+
+        Raises:
+            ValueError: there is no such configuration; the message says why.
+        """
+
+    def load(self, region: Region, configuration: Any = ...) -> Kernel:
+        """The kernel, in a configuration; by default in that which the target chooses for each call.
 
         Raises:
             KernelBuildError: the compiler refused the source.
         """
+
+
+T = TypeVar("T")
+
+
+def configuration_from(cls: type[T], given: Mapping[str, Any]) -> T:
+    """A configuration, a flat dataclass, from plain data that somebody else may have written.
+
+    Raises:
+        ValueError: a field is missing, unknown, or of another type.
+    """
+    known = {field.name: field for field in fields(cls)}  # type: ignore[arg-type]
+    if unknown := set(given) - set(known):
+        raise ValueError(f"a configuration has no field {sorted(unknown)[0]!r}")
+    for name, field in known.items():
+        if name not in given:
+            if field.default is MISSING:
+                raise ValueError(f"a configuration needs the field {name!r}")
+            continue
+        value, kind = given[name], getattr(field.type, "__name__", field.type)
+        if type(value).__name__ != kind:
+            raise ValueError(f"{name} is {value!r}: expected {kind}")
+    return cls(**given)
 
 
 #: Targets by device type, `aten`, the interpreter, serves whatever none of them does.

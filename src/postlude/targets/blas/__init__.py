@@ -4,8 +4,9 @@ For many rows cuBLAS is as fast as a plain product gets. A Region that serves fe
 when a call has many.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from math import prod
+from typing import NoReturn
 
 import torch
 from torch import Tensor
@@ -33,6 +34,21 @@ def unsupported(region: Region) -> str | None:
 def source(region: Region) -> str:
     """The calls, as Python."""
     return "\n".join(f"torch.mm({c.left[1:]}, {c.right[1:]}, out={c.name[1:]})" for c in region.contractions)
+
+
+def fingerprint(region: Region) -> str:
+    """What is called; how fast that is depends on PyTorch alone."""
+    return source(region)
+
+
+def worth_measuring(region: Region, tensors: Sequence[Tensor]) -> tuple[()]:
+    """None: the library chooses."""
+    return ()
+
+
+def configuration(fields: Mapping[str, object]) -> NoReturn:
+    """There are none."""
+    raise ValueError("target blas has no configurations")
 
 
 def load(region: Region) -> PlannedKernel:

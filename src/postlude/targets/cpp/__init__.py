@@ -9,8 +9,13 @@ launcher.py    shared object -> callable
 freeze.py      weights packed ahead of time, never stale
 """
 
+import hashlib
 import warnings
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
+from typing import NoReturn
+
+from torch import Tensor
 
 from postlude.ir import Region
 from postlude.ir.region import DTYPE_NAMES
@@ -54,6 +59,24 @@ def unsupported(region: Region) -> str | None:
     except UnsupportedRegion as error:
         return str(error)
     return None
+
+
+def fingerprint(region: Region) -> str:
+    """A hash of a Region's source, and of all that every kernel includes or is called through."""
+    from postlude.targets.cpp import build
+
+    shared = b"".join((build.HERE / name).read_bytes() for name in ("micro.cpp", "launcher.c"))
+    return hashlib.sha256(f"{source(region)}{build.include_digest()}".encode() + shared).hexdigest()
+
+
+def worth_measuring(region: Region, tensors: Sequence[Tensor]) -> tuple[()]:
+    """None: the kernels choose by the sizes of each call."""
+    return ()
+
+
+def configuration(fields: Mapping[str, object]) -> NoReturn:
+    """There are none."""
+    raise ValueError("target cpp has no configurations")
 
 
 def submit(region: Region) -> None:

@@ -17,21 +17,35 @@ toolchain.py       whether all this can be used here
 Nothing is imported from CuTe or QuACK before a kernel is compiled or loaded: both are an extra.
 """
 
-from collections.abc import Sequence
+import hashlib
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from postlude.ir import Region
+from postlude.targets.base import configuration_from
 from postlude.targets.cute.configurations import Configuration
 from postlude.targets.cute.toolchain import unavailable
 
 if TYPE_CHECKING:
     from postlude.targets.cute.launcher import Kernel
 
-__all__ = ["Configuration", "candidates", "fits", "load", "source", "submit", "unavailable", "unsupported"]
+__all__ = [
+    "Configuration",
+    "candidates",
+    "configuration",
+    "fingerprint",
+    "fits",
+    "load",
+    "source",
+    "submit",
+    "unavailable",
+    "unsupported",
+    "worth_measuring",
+]
 
 
 @lru_cache(maxsize=1024)
@@ -84,13 +98,48 @@ def candidates(region: Region, m: int, n: int, k: int, capability: tuple[int, in
     return list(dict.fromkeys(every))
 
 
+def fingerprint(region: Region) -> str:
+    """A hash of the source, and of what it is traced with."""
+    from postlude.targets.cute.build import traced
+
+    return hashlib.sha256(f"{source(region)}{traced()}".encode()).hexdigest()
+
+
+def worth_measuring(region: Region, tensors: Sequence[Tensor]) -> list[Configuration]:
+    """Configurations to measure for these operands and results, beside the one that is chosen."""
+    from postlude.targets.cute.launcher import worth_measuring
+
+    return worth_measuring(region, tensors)
+
+
+def configuration(fields: Mapping[str, Any]) -> Configuration:
+    """The configuration with these fields, one of those that are measured on some architecture.
+
+    Raises:
+        ValueError: it is none of them.
+    """
+    from postlude.targets.cute.configurations import every_configuration
+
+    found = configuration_from(Configuration, fields)
+    if found not in every_configuration():
+        raise ValueError(f"{found} is no configuration that this version has kernels for")
+    return found
+
+
 def load(region: Region, configuration: Configuration | None = None) -> "Kernel":
     """The kernel: callable with the operands and the results. Kernels are compiled for what comes, at the first call.
 
     Args:
         region: the program.
         configuration: tiles and clusters for all groups; None leaves it to the sizes of each call.
+
+    Raises:
+        ValueError: the configuration is none for a Region with pairs.
     """
+    from postlude.targets.cute.configurations import serves_pairs
+    from postlude.targets.cute.form import forms
     from postlude.targets.cute.launcher import Kernel
 
+    if configuration is not None and not serves_pairs(configuration) and any(form.paired for form in forms(region)):
+        raise ValueError(f"{configuration} does not serve pairs of columns")
     return Kernel(region, configuration)

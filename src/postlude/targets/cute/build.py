@@ -138,9 +138,14 @@ def _toolchain() -> dict[str, str]:
     """What else decides the object: versions, and our own files that are traced."""
     packages = ("nvidia-cutlass-dsl", "quack-kernels", "apache-tvm-ffi")
     versions = {name: importlib.metadata.version(name) for name in packages}
-    traced = ("build", "functions", "operands", "tracing")
-    text = b"".join((Path(__file__).parent / f"{name}.py").read_bytes() for name in traced)
-    return versions | {"traced": hashlib.sha256(text).hexdigest()}
+    return versions | {"traced": traced()}
+
+
+@lru_cache
+def traced() -> str:
+    """A hash of our own files that are traced."""
+    names = ("build", "functions", "operands", "tracing")
+    return hashlib.sha256(b"".join((Path(__file__).parent / f"{name}.py").read_bytes() for name in names)).hexdigest()
 
 
 def compile_kernel(kernel: Specialization, options: str = "") -> Any:

@@ -118,12 +118,23 @@ _BY_MAJOR = {9: _sm90, 10: _sm100, 12: _sm120}
 
 @lru_cache
 def configurations(major: int, paired: bool, swept: bool = False) -> tuple[Configuration, ...]:
-    """The configurations to choose from on a compute capability, in order of preference; with `swept`, all worth measuring.
-
-    Pairs are neighbouring columns of the accumulator: their problem can't be transposed, and tiles have a multiple of 32 columns.
-    """
+    """The configurations to choose from on a compute capability, in order of preference; with `swept`, all worth measuring."""
     found = dict.fromkeys(_BY_MAJOR[major](paired, swept))
-    return tuple(c for c in found if not paired or not (c.swapped or c.tile_n % 32))
+    return tuple(c for c in found if not paired or serves_pairs(c))
+
+
+def serves_pairs(configuration: Configuration) -> bool:
+    """Whether accumulator columns may be pairs.
+
+    Pairs are neighbouring columns: their problem can't be transposed, and tiles have a multiple of 32 columns.
+    """
+    return not (configuration.swapped or configuration.tile_n % 32)
+
+
+@lru_cache
+def every_configuration() -> frozenset[Configuration]:
+    """All configurations of all architectures."""
+    return frozenset(c for major in _BY_MAJOR for c in configurations(major, paired=False, swept=True))
 
 
 #: Configurations that one weight meets at most, whatever the rows: each costs a compile of seconds.
@@ -169,6 +180,20 @@ def choose(problem: Problem, major: int, processors: int) -> Configuration:
     few = shortlist(problem.n, problem.k, problem.paired, major, processors)
     times = [expected_time(problem, c, processors) for c in few]
     return next(c for c, time in zip(few, times, strict=True) if time <= min(times) * _AS_GOOD)
+
+
+#: Most configurations that are measured for a call beside the chosen one, each a compile of seconds, and how much longer than
+#: the fastest they may be expected to take: the standard deviation of the model (see `expected_time`).
+_MOST_MEASURED = 6
+_WORTH_MEASURING = 1.07
+
+
+def promising(problem: Problem, major: int, processors: int) -> list[Configuration]:
+    """Configurations that may be faster than the one that `choose` takes, the one that is expected to be fastest first."""
+    own = choose(problem, major, processors)
+    others = [c for c in ranked(problem, major, processors) if c != own]
+    limit = _WORTH_MEASURING * expected_time(problem, own, processors)
+    return [c for c in others if expected_time(problem, c, processors) <= limit][:_MOST_MEASURED]
 
 
 def ranked(problem: Problem, major: int, processors: int) -> list[Configuration]:

@@ -19,7 +19,7 @@ from postlude.targets.aten.interpreter import axis_sizes, batch_shape
 from postlude.targets.cpp.launcher import DLPACK
 from postlude.targets.cute import ahead, build, toolchain
 from postlude.targets.cute.build import Compiled, Specialization, Target
-from postlude.targets.cute.configurations import Configuration, Problem, choose, shortlist
+from postlude.targets.cute.configurations import Configuration, Problem, choose, promising, shortlist
 from postlude.targets.cute.form import Argument, Form, forms
 from postlude.targets.planned import Launch, PlannedKernel
 
@@ -91,6 +91,13 @@ def submit(region: Region, tensors: Sequence[Tensor], device: torch.device, *, r
         # Which weight of a pair lies lower is seen at the first call: usually the first.
         turned = [replace(kernel, reverse=True) for kernel in kernels] if form.paired else []
         ahead.submit([*turned[:1], *kernels[1:], *turned[1:]], later=True)
+
+
+def worth_measuring(region: Region, tensors: Sequence[Tensor]) -> list[Configuration]:
+    """Configurations to measure for these tensors, by the GEMM of the Region's first group."""
+    form = forms(region)[0]
+    target = target_of(tensors[0].device)
+    return promising(problem(region, form, tensors), target.major, target.clusters[0])
 
 
 def _choose(region: Region, form: Form, tensors: Sequence[Tensor], target: Target) -> Configuration:

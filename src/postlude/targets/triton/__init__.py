@@ -9,10 +9,15 @@ cuda_driver.py   launches without Triton in between
 workspace.py     memory of kernels that split k
 """
 
+import hashlib
 import importlib.util
-from typing import TYPE_CHECKING
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor
 
 from postlude.ir import Region
+from postlude.targets.base import configuration_from
 from postlude.targets.triton.codegen import generate, obstacle
 
 if TYPE_CHECKING:
@@ -41,6 +46,31 @@ def source(region: Region) -> str:
 def unsupported(region: Region) -> str | None:
     """Why this target has no kernel for a Region, or None."""
     return obstacle(region)
+
+
+def fingerprint(region: Region) -> str:
+    """A hash of the source."""
+    return hashlib.sha256(source(region).encode()).hexdigest()
+
+
+def worth_measuring(region: Region, tensors: Sequence[Tensor]) -> "list[Config]":
+    """The table's configurations for as many rows, and for the next numbers of rows."""
+    from postlude.targets.triton.launcher import worth_measuring
+
+    return worth_measuring(region, tensors)
+
+
+def configuration(fields: Mapping[str, Any]) -> "Config":
+    """The configuration with these fields.
+
+    Raises:
+        ValueError: no kernel has such constants.
+    """
+    from postlude.targets.triton.configs import Config, check
+
+    config = configuration_from(Config, fields)
+    check(config)
+    return config
 
 
 def load(region: Region, config: "Config | None" = None) -> "Kernel":

@@ -43,6 +43,14 @@ class Config:
     prefetch: int = 0
     release: int = 0
 
+    def __str__(self) -> str:
+        parts = [self.form, f"{self.block_m}x{self.block_n}x{self.block_k}", f"warps {self.warps}", f"stages {self.stages}"]
+        parts += [f"split {self.split_k}"] if self.split_k > 1 else []
+        parts += [f"group {self.group_m}"] if self.group_m != 8 else []
+        parts += ["swapped"] if self.swap else []
+        parts += [f"chained {self.prefetch} {self.release}"] if self.chained else []
+        return " ".join(parts)
+
 
 @dataclass(frozen=True, slots=True)
 class Problem:
@@ -199,6 +207,45 @@ def choose(device: Device, problem: Problem) -> Config:
     """The configuration of a call."""
     rule = next(rule for rule in rules(device.arch, problem.element) if rule.holds(problem, device))
     return fitted(replace(rule.config, split_k=_splits(rule, problem, device)), problem, device)
+
+
+#: Most configurations that are measured for a call beside that of the tables. Each takes a second or two to compile.
+_MOST_MEASURED = 8
+
+
+def neighbours(device: Device, problem: Problem) -> list[Config]:
+    """Other configurations that may be faster than the one that the tables choose: of rules for as many rows, then for more.
+
+    A rule's other limits say where it won on the device that it was measured on.
+    """
+    table = rules(device.arch, problem.element)
+    steps = sorted({rule.rows for rule in table if rule.rows >= problem.m})[:2]
+    likely = [
+        fitted(replace(rule.config, split_k=_splits(rule, problem, device)), problem, device)
+        for rows in steps
+        for rule in table
+        if rule.rows == rows and rule.along_k in (None, problem.along_k)
+    ]
+    own = choose(device, problem)
+    return [config for config in dict.fromkeys(likely) if config != own][:_MOST_MEASURED]
+
+
+#: Largest value of each constant. Blocks, warps and splits are powers of two.
+_LIMITS = {"block_m": 512, "block_n": 512, "block_k": 8192, "warps": 32, "split_k": 64}
+_OTHER_LIMITS = {"stages": (1, 16), "group_m": (1, 1024), "prefetch": (0, 1 << 16), "release": (-1, 1024)}
+
+
+def check(config: Config) -> None:
+    """Raise ValueError where no kernel has such constants."""
+    if config.form not in ("gemv", "gemm"):
+        raise ValueError(f"form is {config.form!r}: expected 'gemv' or 'gemm'")
+    for name, most in _LIMITS.items():
+        value = getattr(config, name)
+        if not 0 < value <= most or value & (value - 1):
+            raise ValueError(f"{name} is {value}: expected a power of two, {most} at most")
+    for name, (least, most) in _OTHER_LIMITS.items():
+        if not least <= getattr(config, name) <= most:
+            raise ValueError(f"{name} is {getattr(config, name)}: expected {least} to {most}")
 
 
 def rules(arch: str, element: int) -> tuple[Rule, ...]:

@@ -59,26 +59,43 @@ class Kernel(PlannedKernel):
         """What to launch. Every tensor can be taken."""
         precision = self.settings() or "ieee"
         region = self.region
-        shapes = [tuple(tensor.shape) for tensor in tensors]
-        sizes = axis_sizes(region, shapes[: len(region.operands)])
-        sizes["b"] = prod(batch_shape(region, shapes))
-        axes = [*(o.axes for o in region.operands), *(y.axes for y in region.yields)]
+        sizes, layouts = _arranged(region, tensors)
         if sizes["b"] * sizes["m"] * sum(sizes[group.column] for group in region.groups) == 0:
             return lambda pointers, tensors: None
-        layouts = [
-            extensions(names, tensor.shape, tensor.stride(), region.row_axes, sizes["m"])
-            for names, tensor in zip(axes, tensors, strict=True)
-        ]
         if None in layouts:
             return _Copying(self, len(region.operands), [i for i, layout in enumerate(layouts) if layout is None])
         call = _Call(region, tensors, layouts, sizes, precision)  # type: ignore[arg-type]
         device = call.device()
         config = self.config or configs.choose(device, call.problem())
+        file = f"<{module_name(generate(region).text)}>"
+        if config.form == "gemv" and config.block_m < sizes["m"]:
+            raise KernelBuildError(file, f"triton for {device.arch}, {config}", f"it computes no more than {config.block_m} rows")
         try:
             return _largest_that_fits(call, config)
         except (OutOfResources, CompilationError) as error:
-            file = f"<{module_name(generate(region).text)}>"
             raise KernelBuildError(file, f"triton for {device.arch}, {config}", str(error)[:2000]) from error
+
+
+def _arranged(region: Region, tensors: Sequence[Tensor]) -> tuple[dict[str, int], list[dict[str, Extension] | None]]:
+    """The sizes of all axes, and how each tensor lies; None for one that no kernel can take so."""
+    shapes = [tuple(tensor.shape) for tensor in tensors]
+    sizes = axis_sizes(region, shapes[: len(region.operands)])
+    sizes["b"] = prod(batch_shape(region, shapes))
+    axes = [*(o.axes for o in region.operands), *(y.axes for y in region.yields)]
+    layouts = [
+        extensions(names, tensor.shape, tensor.stride(), region.row_axes, sizes["m"])
+        for names, tensor in zip(axes, tensors, strict=True)
+    ]
+    return sizes, layouts
+
+
+def worth_measuring(region: Region, tensors: Sequence[Tensor]) -> list[Config]:
+    """Configurations to measure for these tensors, beside the one that the tables choose."""
+    sizes, layouts = _arranged(region, tensors)
+    if None in layouts or 0 in sizes.values():
+        return []
+    call = _Call(region, tensors, layouts, sizes, "ieee")  # type: ignore[arg-type]
+    return configs.neighbours(call.device(), call.problem())
 
 
 def _largest_that_fits(call: "_Call", config: Config) -> Launch:
