@@ -18,6 +18,7 @@ from rich.text import Text
 
 from postlude import doctor as examination
 from postlude import tuning_commands
+from postlude.bench.command import bench
 from postlude.checking.command import check
 from postlude.console import clear_errors, messages, output
 from postlude.errors import PostludeError
@@ -34,6 +35,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 app.command()(check)
+app.command()(bench)
 tuning_commands.register(app)
 
 MARKS = {"ok": "[green]ok[/]", "note": "[yellow]note[/]", "problem": "[red]problem[/]"}

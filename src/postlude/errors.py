@@ -76,4 +76,6 @@ class ReportNotWritten(PostludeError):
     """A file that was asked for can't be written."""
 
     def __init__(self, path: str, reason: str) -> None:
-        super().__init__(f"The report could not be written to {path}: {reason}. Name a file in a folder that exists and is writable.")
+        super().__init__(
+            f"The report could not be written to {path}: {reason}. Name a file in a folder that exists and is writable."
+        )

@@ -57,8 +57,10 @@ def widened(state: State, dtype: torch.dtype) -> Iterator[None]:
 def widen(value: Any, dtype: torch.dtype) -> Any:
     """An argument in `dtype`, where it is a floating-point tensor (or holds some)."""
     return tree_map(
-        lambda part: part.detach().to(dtype).requires_grad_(part.requires_grad)
-        if isinstance(part, Tensor) and part.dtype.is_floating_point
-        else part,
+        lambda part: (
+            part.detach().to(dtype).requires_grad_(part.requires_grad)
+            if isinstance(part, Tensor) and part.dtype.is_floating_point
+            else part
+        ),
         value,
     )

@@ -19,7 +19,8 @@ class Roofs:
     """Peaks of one device for one element type.
 
     Attributes:
-        flops: floating-point operations per second of the fastest of several products of square matrices.
+        flops: floating-point operations per second of torch's product of large square matrices, or of the fastest Region where
+            that is more.
         memory: bytes per second, read and written, of a copy that no cache holds.
         cache: the same for a copy that stays in the last caches of the cores.
         how: what was measured, in words.
@@ -31,8 +32,8 @@ class Roofs:
     how: str
 
 
-def roofs(device: torch.device, dtype: torch.dtype) -> Roofs:
-    """Measure, about two seconds."""
+def roofs(device: torch.device, dtype: torch.dtype, seen: float = 0.0) -> Roofs:
+    """Measure, about two seconds. `seen` is the highest rate of operations that was measured otherwise."""
     kind = device.type if device.type in SIDE else "cpu"
     side = SIDE[kind]
     left, right = (torch.randn(side, side, device=device).to(dtype) for _ in range(2))
@@ -43,8 +44,13 @@ def roofs(device: torch.device, dtype: torch.dtype) -> Roofs:
         source = torch.zeros(size // 8, dtype=torch.int32, device=device)
         copies = 1 if name == "memory" else 64
         rates[name] = copies * 2 * source.nbytes / _fastest_copy(torch.empty_like(source), source, copies)
-    how = f"torch.mm of {side} x {side} in {str(dtype).removeprefix('torch.')}; copies of {MEMORY_BYTES[kind] >> 20} and"
-    return Roofs(2 * side**3 / product, rates["memory"], rates["cache"], f"{how} {CACHE_BYTES[kind] >> 20} MiB, read and written")
+    how = f"{side} x {side} x {side} by torch.mm in {str(dtype).removeprefix('torch.')}; copies of {MEMORY_BYTES[kind] >> 20} and"
+    return Roofs(
+        max(seen, 2 * side**3 / product),
+        rates["memory"],
+        rates["cache"],
+        f"{how} {CACHE_BYTES[kind] >> 20} MiB, read and written",
+    )
 
 
 def _fastest(function: Callable[..., object], left: torch.Tensor, right: torch.Tensor, out: torch.Tensor) -> float:

@@ -1,8 +1,8 @@
 """Peak memory of one call, beyond what is there before it.
 
-On a GPU torch's allocator counts. On Linux it is the growth of the process's resident memory to its peak, which the kernel keeps
-and lets a process reset (``/proc/self/clear_refs``): it has the workspaces of libraries too, which no allocator of torch sees. Pages
-that the C library kept from earlier calls are given back before, so that they are counted when they are touched again.
+On a GPU torch's allocator counts. On Linux it is the growth of the process's resident memory to its peak, which the system
+keeps and lets a process reset (``/proc/self/clear_refs``): it has the workspaces of libraries too, which no allocator of torch
+sees. Pages that the C library kept from earlier calls are given back before, so that they count when they are touched again.
 """
 
 import ctypes

@@ -54,7 +54,9 @@ def check(
     Args:
         model: a module or function, not compiled.
         inputs: example inputs: a tensor, a tuple of arguments, or a dict of arguments by name; or a list of these, several sets.
-        options, mode, dynamic: as for ``torch.compile``, for both compilers (Postlude's own options for Postlude alone).
+        options: as for ``torch.compile``, for both compilers; Postlude's own for Postlude alone.
+        mode: as for ``torch.compile``, for both compilers.
+        dynamic: as for ``torch.compile``, for both compilers.
         max_slowdown: how many times the latency of the faster of eager and Inductor Postlude may take, beyond the spread.
         max_error: the largest relative error (Frobenius norm) that an output or gradient may have; by default as much as eager's
             own with some room for chance (`postlude.checking.accuracy`).
@@ -132,7 +134,7 @@ class _Run:
         #: Outputs and gradients of the first run, by side and set of inputs.
         self.tensors: dict[str, list[dict[str, Tensor]]] = {}
         self.found = Check(
-            target=target or getattr(function, "__name__", type(function).__name__),
+            target=target or str(getattr(function, "__name__", type(function).__name__)),
             device=str(self.device),
             training=self.training,
             draws=False,
@@ -276,7 +278,7 @@ class _Run:
                 "none: the model draws random numbers, so outputs of two sides can't be compared; Regions are, on the same values"
             )
             return {}
-        reasons = []
+        reasons: list[str] = []
         for dtype in (torch.float64, torch.float32):
             name = str(dtype).removeprefix("torch.")
             inputs = self.sets[index]
@@ -333,7 +335,11 @@ class _Run:
         )
         if self.found.regions:
             self.progress("Measuring what the machine can do...")
-            self.found.roofs = roofs(self.device, getattr(torch, self.found.regions[0].dtype))
+            self.found.roofs = roofs(self.device, getattr(torch, self.found.regions[0].dtype), self._fastest_region())
+
+    def _fastest_region(self) -> float:
+        timed = [region for region in self.found.regions if region.seconds]
+        return max((region.flops / min(region.seconds.values()) for region in timed), default=0.0)
 
     @contextmanager
     def _failing_in_eager(self, index: int) -> Iterator[None]:

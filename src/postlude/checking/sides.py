@@ -6,15 +6,14 @@ import types
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
-from postlude.checking.result import EAGER, INDUCTOR, POSTLUDE, Compiling
-from postlude.checking.state import State
+from postlude.checking.result import EAGER, POSTLUDE, Compiling
 from postlude.checking.values import named_tensors
 from postlude.loading import Inputs
 from postlude.options import Options
@@ -58,15 +57,14 @@ def separate(function: Callable[..., Any]) -> Callable[..., Any]:
     def call(*args: Any, **kwargs: Any) -> Any:
         return function(*args, **kwargs)
 
+    assert isinstance(call, types.FunctionType)
     return _renewed(call)
 
 
 def _renewed(function: types.FunctionType) -> types.FunctionType:
     # By the name Dynamo remembers which sizes have varied: one side must not learn from another.
     code = function.__code__.replace(co_name=f"{function.__code__.co_name}_{next(_twins)}")
-    twin = types.FunctionType(
-        code, function.__globals__, function.__name__, function.__defaults__, function.__closure__
-    )
+    twin = types.FunctionType(code, function.__globals__, function.__name__, function.__defaults__, function.__closure__)
     twin.__kwdefaults__ = function.__kwdefaults__
     twin.__module__ = function.__module__
     twin.__qualname__ = function.__qualname__
@@ -74,6 +72,17 @@ def _renewed(function: types.FunctionType) -> types.FunctionType:
 
 
 _twins = itertools.count()
+
+
+class Rewindable(Protocol):
+    """What a runner needs of a model's state."""
+
+    @property
+    def parameters(self) -> dict[str, Tensor]:
+        """Tensors that want a gradient."""
+
+    def rewind(self) -> None:
+        """Put back what a call has changed."""
 
 
 @dataclass
@@ -89,7 +98,7 @@ class Runner:
 
     call: Callable[..., Any]
     inputs: Inputs
-    state: State
+    state: Rewindable
     training: bool
 
     def fresh(self) -> Inputs:
@@ -200,11 +209,3 @@ def collecting_warnings(into: list[str]) -> Iterator[None]:
         text = str(warning.message)
         if "Postlude" in text and text not in into:
             into.append(text)
-
-
-def with_inputs(runner: Runner, inputs: Inputs) -> Runner:
-    """The same side and model with other arguments."""
-    return replace(runner, inputs=inputs)
-
-
-__all__ = ["EAGER", "INDUCTOR", "POSTLUDE", "Runner", "Settings", "collecting_warnings", "counting", "separate"]

@@ -121,7 +121,7 @@ class State:
 
 
 def reachable(function: Any, name: str = "", depth: int = 0, seen: set[int] | None = None) -> Iterator[tuple[str, Any]]:
-    """(name, module, tensor or optimizer) of all that a callable holds, in closures, defaults, globals that it names, and so on."""
+    """(name, module, tensor or optimizer) of all that a callable holds: in closures, defaults, globals that it names."""
     seen = set() if seen is None else seen
     if id(function) in seen or depth > 2 * DEPTH:
         return

@@ -167,9 +167,10 @@ class _Roofline:
                 f'<text class="roofname" text-anchor="middle" transform="translate({x:.1f} {y:.1f}) rotate({angle:.1f})'
                 f' translate(0 -6)">{name} {escape(words.size(rate))}/s</text>'
             )
-        start = max(low, flops / max(self.roofs.cache, self.roofs.memory))
-        yield f'<line class="roof peak" x1="{self.x(start):.1f}" y1="{self.y(flops):.1f}" x2="{self.x(high):.1f}" y2="{self.y(flops):.1f}"/>'
-        yield _text(self.width - self.RIGHT - 4, self.y(flops) - 7, f"peak {words.rate(flops, 'FLOP/s')}", "end", "roofname")
+        y = self.y(flops)
+        start, end = self.x(max(low, flops / max(self.roofs.cache, self.roofs.memory))), self.x(high)
+        yield f'<line class="roof peak" x1="{start:.1f}" y1="{y:.1f}" x2="{end:.1f}" y2="{y:.1f}"/>'
+        yield _text(self.width - self.RIGHT - 4, y - 7, f"peak {words.rate(flops, 'FLOP/s')}", "end", "roofname")
 
     def _arrows(self) -> Iterable[str]:
         for point in self.points:
@@ -181,9 +182,8 @@ class _Roofline:
         for point in self.points:
             if point.before is not None:
                 x, y = self._at(point.before)
-                yield (
-                    f'<circle class="before tip" tabindex="0" cx="{x:.1f}" cy="{y:.1f}" r="6" data-tip="{escape(point.tips[0])}"/>'
-                )
+                tip = escape(point.tips[0])
+                yield f'<circle class="before tip" tabindex="0" cx="{x:.1f}" cy="{y:.1f}" r="6" data-tip="{tip}"/>'
         for point in self.points:
             x, y = self._at(point.after)
             yield (

@@ -318,7 +318,9 @@ def _errors_plot(kinds: Sequence[Kind]) -> Plot | None:
         )
         for kind in kinds
     ]
-    return Plot(rows, axis.ticks(), "Relative error on the values that the Region gets in the model; the worst layer of each kind.")
+    return Plot(
+        rows, axis.ticks(), "Relative error on the values that the Region gets in the model; the worst layer of each kind."
+    )
 
 
 def _rooflines(check: Check, kinds: Sequence[Kind]) -> list[Markup]:
