@@ -50,9 +50,7 @@ class Layer(nn.Module):
     def forward(self, x: Tensor, *residual: Tensor) -> Tensor:
         """The product and what follows."""
         product = self.linear(x)
-        if self.gate is not None:
-            return F.silu(self.gate(x)) * product
-        result: Tensor = self.epilogue(product, *residual)
+        result: Tensor = F.silu(self.gate(x)) * product if self.gate is not None else self.epilogue(product, *residual)
         return result
 
 

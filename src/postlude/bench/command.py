@@ -67,6 +67,8 @@ def bench(
             cases += from_csv(csv, epilogues, dtypes)
         if not cases:
             raise CaseError("Nothing to measure: name sizes such as 128x1536x384, or a CSV with --csv.")
+        if out is not None:
+            write(out, "")  # before the work, not after it
         chosen = [one for one in PEERS if not peer or one.name in peer]
         with messages.status("Measuring...") as status:
             found = measure(cases, chosen, device, seconds, lambda text: status.update(escape(text)))
@@ -85,18 +87,18 @@ def show(found: Sequence[Measured]) -> None:
     from postlude.report import words
 
     table = Table(box=None, pad_edge=False, header_style="dim")
-    for number, column in enumerate(("", "median", "spread", "rate", "error", "Postlude's speed-up")):
-        table.add_column(column, justify="left" if number == 0 else "right", no_wrap=True)
+    for number, column in enumerate(("", "median", "spread", "rate", "error", "speed-up")):
+        table.add_column(column, justify="left" if number == 0 else "right", no_wrap=number > 0)
     for one in found:
         table.add_row(f"[bold]{escape(str(one.case))}[/]")
         for name, latency in one.latencies.items():
             table.add_row(
-                f"  {name}" + (" (best other)" if name == one.best_other and one.speedups else ""),
+                f"  {name}",
                 words.seconds(latency.p50),
                 words.spread(latency),
                 words.rate(one.rate(name), "FLOP/s"),
                 f"{one.errors[name]:.1e}",
-                words.ratio(one.speedups.get(name)) if name in one.speedups else "",
+                words.ratio(one.speedups[name]) if name in one.speedups else "best other" if name == one.best_other else "",
             )
     output.print(table)
     missing = {(name, reason): None for one in found for name, reason in one.missing.items()}

@@ -3,8 +3,10 @@
 import tempfile
 import warnings
 from collections.abc import Callable, Sequence
+from contextlib import redirect_stderr
 from dataclasses import dataclass
 from importlib.util import find_spec
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
@@ -67,7 +69,8 @@ def _compiled(freezing: bool = False, **keywords: Any) -> Callable[[nn.Module, I
 
         select_algorithm.PRINT_AUTOTUNE = False  # a table for every product, on stderr
         compiled: Any = torch.compile(separate(module), fullgraph=True, dynamic=False, **keywords)
-        with torch.no_grad(), config.patch(freezing=freezing):
+        with torch.no_grad(), config.patch(freezing=freezing), redirect_stderr(StringIO()), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
             compiled(*inputs)
         return _eager(compiled, inputs, case)
 

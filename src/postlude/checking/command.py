@@ -53,6 +53,8 @@ def check(
 
         if threads:
             torch.set_num_threads(threads)
+        if html is not None:
+            write(html, "")  # before the work, not after it
         options: dict[str, Any] = {name: True for name, wanted in (("freeze", freeze), ("tune", tune)) if wanted}
         with messages.status("Loading the model...") as status:
             example = load(target)
