@@ -84,8 +84,8 @@ def test_wrong_usage_is_told(arguments: tuple[str, ...], reason: str) -> None:
 
 def test_the_table_and_the_json_say_the_same(tmp_path: Path) -> None:
     out = tmp_path / "bench.json"
-    arguments = ("5x16x24", "--epilogue", "gelu", "--seconds", "0.02", "--peer", "eager", "--peer", "inductor", "--peer", "postlude")
-    result = run(*arguments, "--out", str(out))
+    peers = ("--peer", "eager", "--peer", "inductor", "--peer", "postlude")
+    result = run("5x16x24", "--epilogue", "gelu", "--seconds", "0.02", *peers, "--out", str(out))
     assert result.exit_code == 0, result.output
     (case,) = json.loads(out.read_text())["cases"]
     assert case["case"] == {"m": 5, "n": 16, "k": 24, "epilogue": "gelu", "dtype": "float32"}

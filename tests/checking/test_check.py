@@ -226,7 +226,9 @@ def test_a_model_that_float64_does_not_run() -> None:
 
     torch.manual_seed(0)
     found = check(Picky().bfloat16().eval(), torch.randn(4, 16, dtype=torch.bfloat16))
-    assert found.reference.startswith("the model in float32; it does not run in float64: NotImplementedError: no kernel for double")
+    assert found.reference.startswith(
+        "the model in float32; it does not run in float64: NotImplementedError: no kernel for double"
+    )
     assert found.passed, found.failures
     assert 0 < found.tensors[0].errors["eager"].relative < 0.1
 

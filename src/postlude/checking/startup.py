@@ -21,6 +21,7 @@ from pathlib import Path
 from postlude.checking.result import EAGER, SIDES
 from postlude.checking.sides import Runner, Settings
 from postlude.select.database import default_path as database_path
+from postlude.targets.cpp.build import settle
 
 #: Folders of compiled code, by the variable that names them.
 CACHES = {"TORCHINDUCTOR_CACHE_DIR": "inductor", "TRITON_CACHE_DIR": "triton", "POSTLUDE_CACHE_DIR": "postlude"}
@@ -52,6 +53,7 @@ def environment(variables: dict[str, str]) -> Iterator[None]:
     try:
         yield
     finally:
+        settle()  # a folder that is about to go must not be written to
         clear_caches()
         for name, value in before.items():
             if value is None:
