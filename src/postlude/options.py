@@ -21,7 +21,8 @@ class Options:
         rounding: ``"once"``: an epilogue is float32 arithmetic, rounded where a result is stored. ``"eager"``: every op
             rounds to the type that eager PyTorch would store there.
         freeze: inference only: weights may be prepacked. A weight that changes is packed anew.
-        tune: measure each Region against what Inductor makes of it, and keep the faster.
+        tune: measure the kernels of each Region that the user's database does not know against what Inductor makes of it, keep
+            the fastest, and remember it.
         compile_ahead: on a GPU, start compiling CuTe's kernels while the graph is compiled, in processes of their own that take
             about a gigabyte each. Otherwise the first call compiles them, one after the other.
         fuse_all: keep every legal Region, also one that is not expected to pay, and raise where capture fails. For tests

@@ -288,16 +288,13 @@ def merge_databases(
     files: Annotated[list[Path], typer.Argument(help="Other tuning databases, also one that was moved aside as corrupt.")],
 ) -> None:
     """Put the entries of other database files into the database; of two for the same, the one measured later stays."""
-    from postlude.select.exchange import Rejected, read_database
+    from postlude.select.exchange import read_database
 
     def found() -> Iterator[Entry | Rejected]:
         for file in files:
             if not file.is_file():
                 raise DatabaseUnusable(file, "there is no such file")
-            try:
-                yield from read_database(file)
-            except sqlite3.Error as error:
-                yield Rejected(str(file), f"what follows can't be read: {error}")
+            yield from read_database(file)
 
     _put_in(found)
 

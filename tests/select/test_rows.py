@@ -9,9 +9,14 @@ from torch import Tensor
 from postlude.errors import KernelBuildError
 from postlude.ir import Region, parse
 from postlude.select import rows
+from postlude.select.entry import Entry, Measured
+from postlude.select.knowledge import knowledge
 from postlude.select.rows import FEW_PLAIN_ROWS, FEW_ROWS, ByRows
-from postlude.targets import aten
+from postlude.select.subject import call_of, environment
+from postlude.select.variants import Variant
+from postlude.targets import aten, cute
 from postlude.targets.planned import Launch, PlannedKernel
+from tests.select.entries import entry
 
 _PROGRAM = (
     "region(m, n, n1, k); %x = operand [m, k] {0}; %w = operand [n, k] {0}; %w1 = operand [k, n1] {0};"
@@ -161,3 +166,70 @@ def test_without_any_target_the_interpreter_runs() -> None:
     given = tensors(3)
     ByRows(PRODUCTS, [])(*given)
     torch.testing.assert_close(given[3], given[0] @ given[1].t())
+
+
+# Tuned kernels -------------------------------------------------------------------------------------------------------
+
+TILE = Variant("cute", cute.configuration({"tile_m": 128, "tile_n": 192, "cluster_m": 1, "cluster_n": 2, "pingpong": True}))
+
+
+def tune(m: int, **seconds: float) -> Entry:
+    """Put into the database what calls of `m` rows take: `tile` the configuration, others targets by name."""
+    given = tensors(m)
+    call = call_of(GELU, given[:3], device=given[0].device)
+    times = {TILE if name == "tile" else Variant(name): value for name, value in seconds.items()}
+    best = min(times, key=times.__getitem__).name
+    found = tuple(Measured(variant, value, value, value) for variant, value in times.items())
+    made = entry(call=call, environment=environment("cpu", GELU), candidates=found, winner=best, incumbent="unfused")
+    knowledge().put(made)
+    return made
+
+
+@pytest.fixture
+def tuned_calls(calls: list[str], monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    monkeypatch.setattr(rows, "_load_tuned", lambda variant, region: Recorded(f"tuned {variant.name}", calls))
+    return calls
+
+
+def test_what_was_measured_goes_before_the_rules(tuned_calls: list[str]) -> None:
+    tune(4, triton=2.0, tile=1.0, unfused=3.0)
+    tune(100, triton=1.0, tile=2.0, unfused=0.5)  # the graph has the Region, so the fastest kernel is taken
+    kernel = ByRows(GELU, ["cute", "triton"])
+    for m in (3, 4, 100, 5, 1000):
+        assert kernel(*tensors(m))
+    assert tuned_calls == [f"tuned {TILE.name}"] * 2 + ["triton", "triton", "cute"]
+
+
+def test_a_tuned_kernel_of_a_target_that_is_not_here_is_passed_over(tuned_calls: list[str]) -> None:
+    tune(100, triton=2.0, tile=1.0, unfused=3.0)
+    assert ByRows(GELU, ["triton"])(*tensors(100))
+    assert tuned_calls == ["triton"]
+
+
+def test_a_tuned_kernel_that_does_not_take_a_call_gives_way(tuned_calls: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    tune(100, tile=1.0, unfused=3.0)
+    monkeypatch.setattr(rows, "_load_tuned", lambda variant, region: Recorded("tuned", tuned_calls, launches=False))
+    assert ByRows(GELU, ["cute", "triton"])(*tensors(100))
+    assert tuned_calls == ["cute"]
+
+
+def test_a_tuned_kernel_that_can_not_be_built_is_marked_and_replaced(
+    tuned_calls: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = tune(100, tile=1.0, triton=2.0, unfused=3.0)
+
+    def load(variant: Variant, region: Region) -> Recorded:
+        if variant == TILE:
+            raise KernelBuildError("kernel.py", "compile", "an error")
+        return Recorded(f"tuned {variant.name}", tuned_calls)
+
+    monkeypatch.setattr(rows, "_load_tuned", load)
+    kernel = ByRows(GELU, ["cute", "triton"])
+    with pytest.warns(UserWarning, match="Another target takes its place"):
+        assert kernel(*tensors(100))
+    assert tuned_calls == ["cute"]  # by the rules
+    found = knowledge().database.get(made.key)
+    assert found is not None
+    assert "did not compile" in found.failed[TILE.name]
+    assert ByRows(GELU, ["cute", "triton"])(*tensors(100))  # another process
+    assert tuned_calls == ["cute", "triton"]

@@ -150,6 +150,19 @@ class Database:
             for *key, text in connection.execute(query):
                 yield (key[0], key[1], key[2]), _parsed(text, (key[0], key[1], key[2]))
 
+    def salvaged(self) -> list[Entry]:
+        """The entries that can be read of a corrupt file: from both ends up to what is broken."""
+        found: dict[Key, Entry] = {}
+        with suppress(sqlite3.Error), self._reading() as connection:
+            for order in ("ASC", "DESC") if connection is not None else ():
+                query = "SELECT call, peer, environment, entry FROM entries ORDER BY call {0}, peer {0}, environment {0}"
+                with suppress(sqlite3.Error):
+                    for row in connection.execute(query.format(order)):  # type: ignore[union-attr]
+                        entry = _parsed(row[3], row[:3])
+                        if isinstance(entry, Entry):
+                            found[entry.key] = entry
+        return list(found.values())
+
     def decisions(self) -> Iterator[tuple[Any, ...]]:
         """All that compiled graphs depend on: the identity, then each entry's key and whether its Region is left unfused."""
         with self._reading() as connection:
@@ -259,11 +272,7 @@ class Database:
             for suffix in ("-wal", "-shm", ""):
                 with suppress(FileNotFoundError):
                     os.rename(f"{self.path}{suffix}", f"{aside}{suffix}")
-        readable = []
-        with suppress(sqlite3.Error):
-            for entry in Database(aside).entries():
-                readable.append(entry)
-        if readable:
+        if readable := Database(aside).salvaged():
             self.merge(readable)
         return aside
 
@@ -303,6 +312,8 @@ class Database:
         connection = sqlite3.connect(
             f"file:{quote(str(self.path))}?{parameters}", uri=True, timeout=self.patience, isolation_level=None
         )
+        # A text that is damaged is a row that can't be read, not a database.
+        connection.text_factory = lambda raw: raw.decode(errors="replace")
         try:
             (version,) = connection.execute("PRAGMA user_version").fetchone()
             if version > _SCHEMA_VERSION:

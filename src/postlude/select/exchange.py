@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import secrets
+import sqlite3
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -66,9 +67,13 @@ def read_lines(file: IO[bytes], name: str) -> Iterator[Entry | Rejected]:
 
 
 def read_database(path: Path) -> Iterator[Entry | Rejected]:
-    """The entries of another database file, which is not changed."""
-    for key, found in Database(path).rows():
-        yield found if isinstance(found, Entry) else Rejected(f"{path}: row {key[0][:8]}", str(found))
+    """The entries of another database file, which is not changed; of a corrupt one those that can be read."""
+    try:
+        for key, found in Database(path).rows():
+            yield found if isinstance(found, Entry) else Rejected(f"{path}: row {key[0][:8]}", str(found))
+    except sqlite3.Error as error:
+        yield Rejected(str(path), f"not all of it can be read: {error}")
+        yield from Database(path).salvaged()
 
 
 def put_in(database: Database, found: Iterable[Entry | Rejected]) -> Imported:

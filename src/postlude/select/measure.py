@@ -36,10 +36,10 @@ _WRONG = {1: 0.5, 2: 0.1, 4: 0.01, 8: 1e-6}
 
 
 class MeasurementFailed(PostludeError):
-    """Nothing could be measured: Inductor's code for the nodes, with which all is compared, did not run."""
+    """Nothing could be measured: Inductor's code for the nodes, with which all is compared, did not run, or memory was short."""
 
     def __init__(self, error: BaseException) -> None:
-        super().__init__(f"a Region could not be measured: Inductor's code for it raised {type(error).__name__}: {error}")
+        super().__init__(f"it could not be measured: {type(error).__name__}: {error}")
 
 
 @dataclass(frozen=True)
@@ -85,16 +85,16 @@ def measure(
         check: called now and then, before anything that takes long; what it raises ends the measurement.
 
     Raises:
-        MeasurementFailed: Inductor's code for the nodes does not run.
+        MeasurementFailed: Inductor's code for the nodes does not run, or there is not enough memory.
     """
     graph, comparable = subgraph(plan)
     inputs = [node for node in graph.nodes if node.op == "placeholder"]
     device = plan.sources[0].node.meta["val"].device
-    first = [_example(node.meta["val"], seed) for seed, node in enumerate(inputs)]
-    size = sum(_bytes(value) for value in first)
-    sets = [first, *([_again(value) for value in first] for _ in range(cold_sets(device, size) - 1))]
     with torch.no_grad():
         try:
+            first = [_example(node.meta["val"], seed) for seed, node in enumerate(inputs)]
+            size = sum(_bytes(value) for value in first)
+            sets = [first, *([_again(value) for value in first] for _ in range(cold_sets(device, size) - 1))]
             unfused = elsewhere(lambda: through_inductor(graph, first), check)
             wanted = _tensors(unfused(*first))
             cycles = {UNFUSED_VARIANT.name: cycle(unfused, sets)}

@@ -109,8 +109,8 @@ class ByRows(PlannedKernel):
     def kernel(self, name: str) -> PlannedKernel | None:
         """A target's kernel, or a tuned one; None where it could not be built before, of which a warning has told."""
         if name not in self.kernels:
-            tuned = self.tuned.get(name)
-            self.kernels[name] = _load(name, self.region) if tuned is None else _load_tuned(tuned[0], self.region)
+            plain = name in self.names  # what the target chooses for each call, tuned or not
+            self.kernels[name] = _load(name, self.region) if plain else _load_tuned(self.tuned[name][0], self.region)
         return self.kernels[name]
 
     def interpret(self, pointers: Sequence[int], tensors: Sequence[Tensor]) -> None:
