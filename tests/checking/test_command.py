@@ -18,7 +18,8 @@ from torch import nn
 
 def target():
     torch.manual_seed(0)
-    return nn.Sequential(nn.Linear(32, 64), nn.GELU(), nn.Linear(64, 32)).eval(), [(torch.randn(6, 32),), {"input": torch.randn(9, 32)}]
+    model = nn.Sequential(nn.Linear(32, 64), nn.GELU(), nn.Linear(64, 32)).eval()
+    return model, [(torch.randn(6, 32),), {"input": torch.randn(9, 32)}]
 
 def failing():
     return nn.Linear(4, 4), torch.randn(2, 3)
@@ -51,7 +52,6 @@ def test_all_is_well(script: str, tmp_path: Path) -> None:
     assert "–" not in next(line for line in result.stdout.splitlines() if line.strip().startswith("Postlude") and "sets" in line)
 
 
-@pytest.mark.usefixtures("tmp_path")
 def test_a_missed_bar_has_its_own_exit_code(script: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Inspection, "measure", lambda self, progress: None)
     quick = ("--seconds", "0.02", "--no-compile-times", "--max-slowdown", "1000")

@@ -78,11 +78,17 @@ def example(*, faulty: bool = False) -> Check:
         sides={
             "eager": Side(memory=[1000, 2000]),
             "inductor": Side(memory=[900, 1800], compiling=Compiling(10.0, 2.0, 2, 2)),
-            "postlude": Side(memory=[800, 1600], compiling=Compiling(9.0, 2.0, 2, 3, ["print in the model"]), warnings=["a warning"]),
+            "postlude": Side(
+                memory=[800, 1600], compiling=Compiling(9.0, 2.0, 2, 3, ["print in the model"]), warnings=["a warning"]
+            ),
         },
         tensors=[Tensors("output", index, "float32", (8, 32), errors, 1e-6, not faulty) for index in range(2)],
         speeds=[Speed(index, latencies, ratios) for index in range(2)],
-        regions=[region("layers.0.up"), region("layers.1.up", 5e-2 if faulty else 1e-7), region("backward of layers.0.up", backward=True)],
+        regions=[
+            region("layers.0.up"),
+            region("layers.1.up", 5e-2 if faulty else 1e-7),
+            region("backward of layers.0.up", backward=True),
+        ],
         left=[LeftAlone("head", "too small")],
         roofs=Roofs(2e11, 2e10, 9e10, "a product"),
         compiled_how="in processes",

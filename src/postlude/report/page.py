@@ -142,7 +142,13 @@ def _speed_figure(check: Check) -> Iterable[Figure]:
         best = {words.NAMES[speed.best_other or EAGER] for speed in check.speeds}
         over = best.pop() if len(best) == 1 else "the faster of eager and Inductor"
         mean = ", geometric mean" if several else ""
-        yield Figure("Speed", f"{check.speedup:.2f}×", f"of {over}{mean}", "bad" if slow else "good" if check.speedup > 1 else "")
+        yield Figure("Speed", f"{check.speedup:.2f}×", f"of {over}{mean}", "bad" if slow else "good" if _faster(check) else "")
+
+
+def _faster(check: Check) -> bool:
+    """Whether Postlude is faster for some set of inputs beyond the spread, and slower for none."""
+    ratios = [speed.speedups[best] for speed in check.speeds if (best := speed.best_other) in speed.speedups]
+    return any(ratio.clear for ratio in ratios) and all(ratio.median > 1 or not ratio.clear for ratio in ratios)
 
 
 def _accuracy_figure(check: Check) -> Figure:
