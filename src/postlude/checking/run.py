@@ -148,10 +148,14 @@ class _Run:
     def everything(self, seconds: float, compile_times: bool) -> None:
         """All steps in order."""
         self.eager()
-        if compile_times:
-            self.compile_times()
         for side in (INDUCTOR, POSTLUDE):
-            self.compiled(side)
+            if compile_times:
+                with startup.empty_caches() as variables:
+                    self.compile_times(side, variables)
+                    with startup.environment(variables):  # what was compiled there is not compiled again
+                        self.compiled(side)
+            else:
+                self.compiled(side)
         self.stability()
         self.accuracy()
         self.speed(seconds)
@@ -195,8 +199,8 @@ class _Run:
         first = self.tensors[EAGER][0]
         self.found.draws = not _different(first, again) and bool(_different(first, other))
 
-    def compile_times(self) -> None:
-        """Cold and warm, each side with caches of its own."""
+    def compile_times(self, side: str, variables: dict[str, str]) -> None:
+        """Cold and warm, with caches of the side's own."""
         self.found.compiled_how = (
             "first call in a new process, without imports and loading the model; cold: all caches empty; warm: as the cold one"
             " left them"
@@ -204,16 +208,14 @@ class _Run:
             else "first call in this process; cold: empty cache folders; warm: as the cold one left them. What the process has"
             " loaded already counts for nothing: on the command line each time is a process's own"
         )
-        for side in (INDUCTOR, POSTLUDE):
-            compiling = self.found.sides[side].compiling = Compiling()
-            with startup.empty_caches() as variables:
-                for kind in ("cold", "warm"):
-                    self.progress(f"Compiling with {side.capitalize()}, {kind}...")
-                    try:
-                        setattr(compiling, kind, self._first_call(side, variables))
-                    except Exception as error:  # the step that compiles in this process says what is wrong
-                        self.found.sides[side].warnings.append(f"{kind} compile time was not measured: {_told(error)}")
-                        break
+        compiling = self.found.sides[side].compiling = Compiling()
+        for kind in ("cold", "warm"):
+            self.progress(f"Compiling with {side.capitalize()}, {kind}...")
+            try:
+                setattr(compiling, kind, self._first_call(side, variables))
+            except Exception as error:  # the step that compiles in this process says what is wrong
+                self.found.sides[side].warnings.append(f"{kind} compile time was not measured: {_told(error)}")
+                break
 
     def _first_call(self, side: str, variables: dict[str, str]) -> float:
         if self.target:

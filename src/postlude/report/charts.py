@@ -64,6 +64,18 @@ class LogAxis:
         """The same in percent."""
         return 100 * self.share(value)
 
+    @classmethod
+    def close(cls, values: Iterable[float]) -> "LogAxis":
+        """The axis that holds all positive finite values, with little more."""
+        exponents = [math.log10(value) for value in values if value > 0 and math.isfinite(value)] or [0.0]
+        return cls(min(exponents) - 0.15, max(max(exponents) + 0.15, min(exponents) + 0.85))
+
+    def round_values(self) -> list[float]:
+        """Values to write at a short axis: 1, 2, 5, 10, ...; at a long one the powers of ten."""
+        steps = (1, 2, 5) if self.high - self.low < 3 else (1,)
+        values = [step * 10.0**exponent for exponent in range(math.floor(self.low), math.ceil(self.high) + 1) for step in steps]
+        return [value for value in values if self.low <= math.log10(value) <= self.high]
+
     @property
     def decades(self) -> list[int]:
         """The exponents on the axis, at most about ten of them."""
@@ -109,8 +121,8 @@ class _Roofline:
         self.width, self.height = width, height
         places = [place for point in points for place in (point.before, point.after) if place is not None]
         ridges = [roofs.flops / roofs.memory, roofs.flops / roofs.cache]
-        self.across = LogAxis.over([x for x, _ in places] + ridges)
-        self.up = LogAxis.over([y for _, y in places] + [roofs.flops])
+        self.across = LogAxis.close([x for x, _ in places] + ridges)
+        self.up = LogAxis.close([y for _, y in places] + [roofs.flops])
 
     def x(self, value: float) -> float:
         return self.LEFT + self.across.share(value) * (self.width - self.LEFT - self.RIGHT)
@@ -130,14 +142,14 @@ class _Roofline:
     def _grid(self) -> Iterable[str]:
         left, right = self.LEFT, self.width - self.RIGHT
         top, bottom = self.TOP, self.height - self.BOTTOM
-        for exponent in self.across.decades:
-            x = self.x(10.0**exponent)
+        for value in self.across.round_values():
+            x = self.x(value)
             yield f'<line class="grid" x1="{x:.1f}" y1="{top}" x2="{x:.1f}" y2="{bottom}"/>'
-            yield _text(x, bottom + 17, f"{10.0**exponent:g}", "middle")
-        for exponent in self.up.decades:
-            y = self.y(10.0**exponent)
+            yield _text(x, bottom + 17, f"{value:g}", "middle")
+        for value in self.up.round_values():
+            y = self.y(value)
             yield f'<line class="grid" x1="{left}" y1="{y:.1f}" x2="{right}" y2="{y:.1f}"/>'
-            yield _text(left - 8, y + 4, words.rate(10.0**exponent, "").strip().replace(".00", "").replace(".0", ""), "end")
+            yield _text(left - 8, y + 4, words.rate(value, "").strip().replace(".00", "").replace(".0", ""), "end")
         yield _text((left + right) / 2, self.height - 8, "operations per byte of memory traffic", "middle", "axis")
         middle = (top + bottom) / 2
         yield (
@@ -146,7 +158,7 @@ class _Roofline:
         )
 
     def _roofs(self) -> Iterable[str]:
-        low, high = 10.0**self.across.low, 10.0**self.across.high
+        low, high = 10.0**self.across.low, 10.0**self.across.high  # of the axis across
         floor = 10.0**self.up.low
         flops = self.roofs.flops
         for css, rate, name in (("memory", self.roofs.memory, "memory"), ("cache", self.roofs.cache, "cache")):
@@ -184,12 +196,24 @@ class _Roofline:
                 x, y = self._at(point.before)
                 tip = escape(point.tips[0])
                 yield f'<circle class="before tip" tabindex="0" cx="{x:.1f}" cy="{y:.1f}" r="6" data-tip="{tip}"/>'
-        for point in self.points:
-            x, y = self._at(point.after)
+        for point, (x, y) in zip(self.points, self._apart(), strict=True):
+            at_x, at_y = self._at(point.after)
+            line = f'<line class="leader" x1="{at_x:.1f}" y1="{at_y:.1f}" x2="{x:.1f}" y2="{y:.1f}"/>'
             yield (
-                f'<g class="after tip" tabindex="0" data-tip="{escape(point.tips[1])}"><circle cx="{x:.1f}" cy="{y:.1f}" r="9"/>'
+                f'<g class="after tip" tabindex="0" data-tip="{escape(point.tips[1])}">'
+                f'{line}<circle cx="{at_x:.1f}" cy="{at_y:.1f}" r="3.5"/><circle cx="{x:.1f}" cy="{y:.1f}" r="9"/>'
                 f'<text x="{x:.1f}" y="{y + 3.6:.1f}" text-anchor="middle">{point.number}</text></g>'
             )
+
+    def _apart(self) -> list[tuple[float, float]]:
+        """Where the numbers go: at their points, or beside them where another number is in the way."""
+        taken: list[tuple[float, float]] = []
+        for point in self.points:
+            x, y = self._at(point.after)
+            while any(math.hypot(x - other_x, y - other_y) < 19 for other_x, other_y in taken):
+                x += 5
+            taken.append((x, y))
+        return taken
 
     def _at(self, place: tuple[float, float]) -> tuple[float, float]:
         return self.x(place[0]), self.y(place[1])

@@ -117,7 +117,19 @@ def page(check: Check) -> str:
 
 @lru_cache(maxsize=1)
 def _environment() -> Environment:
-    return Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
+    environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
+    environment.filters |= {"breakable": _breakable, "together": _together}
+    return environment
+
+
+def _breakable(name: str) -> Markup:
+    """A path that may be broken behind its dots and underscores, and nowhere else."""
+    return Markup(re.sub(r"([._])(?=\w|\*|\{)", r"\1<wbr>", escape(name)))
+
+
+def _together(text: str) -> str:
+    """A text whose numbers keep their units on the same line."""
+    return re.sub(r"(\d) (?=(?:s|ms|µs|B|kB|MB|GB)\b)", "\\1\u00a0", text)
 
 
 def _file(name: str) -> str:
