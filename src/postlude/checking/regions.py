@@ -174,17 +174,18 @@ def _times(calls: Sequence[Seen]) -> tuple[dict[str, float], dict[str, float]]:
         inputs = [seen.inputs for seen in calls if seen.inputs and _signature(seen.inputs) == _signature(calls[0].inputs)]
         module = calls[0].part.module
         sides[EAGER] = (module, inputs)
-        sides[INDUCTOR] = (_compiled(module, inputs[0]), inputs)
-    samples: dict[str, list[float]] = {name: [] for name in sides}
+        if (compiled := _compiled(module, inputs[0])) is not None:
+            sides[INDUCTOR] = (compiled, inputs)
+    samples: dict[str, list[float]] = {}
     with torch.no_grad():
-        timed = {name: cycle(function, values) for name, (function, values) in sides.items()}
+        timed = {name: clock for name, (function, values) in sides.items() if (clock := _clock(function, values)) is not None}
         for clock in timed.values():
             clock()
         end = time.perf_counter() + PATIENCE
         names = list(timed)
         for index in range(ROUNDS):
             for name in names[index % len(names) :] + names[: index % len(names)]:
-                samples[name].append(timed[name]())
+                samples.setdefault(name, []).append(timed[name]())
             if time.perf_counter() > end and index >= 4:
                 break
     medians = {name: statistics.median(times) for name, times in samples.items()}
@@ -201,14 +202,26 @@ def _call_kernel(kernel: Callable[..., Any], region: Region, *operands: Tensor) 
     return results
 
 
-def _compiled(module: GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
+def _clock(function: Callable[..., Any], values: Sequence[Any]) -> Callable[[], float] | None:
+    """A clock; None for what can't be timed, such as nodes that no CUDA graph can hold."""
+    try:
+        return cycle(function, values)
+    except Exception:
+        return None
+
+
+def _compiled(module: GraphModule, inputs: Sequence[Any]) -> Callable[..., Any] | None:
+    """A part compiled by Inductor alone; None where it refuses."""
     from torch._inductor.compile_fx import compile_fx
 
     clean = Graph()
     clean.output(clean.graph_copy(module.graph, {}))
     with torch.no_grad():
-        compiled: Any = compile_fx(GraphModule({}, clean), list(inputs), config_patches=_ALONE)
-        compiled(*inputs)
+        try:
+            compiled: Any = compile_fx(GraphModule({}, clean), list(inputs), config_patches=_ALONE)
+            compiled(*inputs)
+        except Exception:
+            return None
     return compiled  # type: ignore[no-any-return]
 
 
