@@ -12,6 +12,7 @@ from torch._inductor.utils import fresh_cache
 from postlude.capture import Captured
 from postlude.errors import KernelBuildError
 from postlude.report import collecting
+from postlude.select import measure as measure_module
 from postlude.select import tune
 from postlude.select.choice import UNFUSED
 from postlude.select.entry import Entry, Measured
@@ -158,7 +159,8 @@ def test_where_nothing_can_be_measured_the_rule_holds(monkeypatch: pytest.Monkey
         raise MeasurementFailed(RuntimeError("out of memory"))
 
     monkeypatch.setattr(tune, "measure", measure)
-    _, captured = _compile(torch.randn(6, 24))
+    with pytest.warns(UserWarning, match="could not measure a Region, cpp is taken"):
+        _, captured = _compile(torch.randn(6, 24))
     assert [one.choice and (one.choice.winner, one.choice.origin) for one in captured] == [("cpp", "rule")] * 2
     assert captured[0].choice is not None
     assert "RuntimeError: out of memory" in captured[0].choice.reason
@@ -187,6 +189,40 @@ def test_a_choice_that_fails_to_build_later_falls_back_and_is_marked(monkeypatch
     torch.testing.assert_close(result, module(x), rtol=1e-5, atol=1e-5)
     assert [one.region for one in captured] == [None, None]
     assert captured[0].reason.startswith("cpp can't be used here")
+
+
+def test_a_fault_in_measuring_a_kernel_is_none_of_the_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is no kernel's fault says nothing against it: the rule holds, and nothing is remembered."""
+
+    def fails(*args: object) -> None:
+        raise TypeError("a fault of ours")
+
+    monkeypatch.setattr(measure_module, "_with_op", fails)
+    with pytest.warns(UserWarning, match="TypeError: a fault of ours"):
+        _, captured = _compile(torch.randn(6, 24))
+    assert [one.region is not None for one in captured] == [True, True]
+    assert _entries() == []
+
+
+class Heads(nn.Module):
+    """Three projections of one input: a Region with three results."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.q, self.k, self.v = nn.Linear(32, 32), nn.Linear(32, 32), nn.Linear(32, 32)
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = (f(x).view(2, 7, 4, 8).transpose(1, 2) for f in (self.q, self.k, self.v))
+        return torch.softmax(q @ k.transpose(2, 3), -1) @ v
+
+
+def test_regions_of_several_results_and_attention_are_measured() -> None:
+    module, x = Heads(), torch.randn(2, 7, 32)
+    result, _ = _compile(x, module)
+    torch.testing.assert_close(result, module(x), rtol=1e-5, atol=1e-5)
+    assert {entry.call.region.count("yield") for entry in _entries()} >= {1, 3}
+    for entry in _entries():
+        assert entry.measured("cpp").seconds is not None, entry.measured("cpp").error
 
 
 def test_sizes_that_vary_are_measured_at_those_of_the_example() -> None:

@@ -102,11 +102,11 @@ def _is_inference() -> bool:
 
 @lru_cache(maxsize=1)
 def source_digest() -> str:
-    """Digest of the package's own sources: another version of Postlude must not find this one's graphs."""
+    """Digest of the package's own sources and tuning entries: another version must not find this one's graphs."""
     root = Path(__file__).parent
     digest = hashlib.sha256()
     for path in sorted(root.rglob("*")):
-        if path.suffix in (".py", ".h", ".cpp", ".c"):
+        if path.suffix in (".py", ".h", ".cpp", ".c", ".jsonl"):
             digest.update(path.relative_to(root).as_posix().encode())
             digest.update(path.read_bytes())
     return digest.hexdigest()

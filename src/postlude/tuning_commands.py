@@ -6,6 +6,7 @@ import json
 import re
 import sqlite3
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -119,8 +120,11 @@ def tune(
                 )
             )
         else:
-            if session.measured or session.known:
-                output.print(_table([*session.measured.values(), *session.known.values()]))
+            entries = [*session.measured.values(), *session.known.values()]
+            if entries:
+                output.print(_table(entries))
+            for text, count in Counter(f"{c.variant.name}: {c.error}" for e in entries for c in e.candidates if c.error).items():
+                output.print(f"[yellow]Not measured in {count} of {len(entries)} Regions:[/] {escape(text)}", soft_wrap=True)
             output.print(
                 f"{len(session.measured)} measured now, {len(session.known)} were known."
                 f" Database: {escape(str(known.database.path))}",

@@ -17,7 +17,7 @@ from postlude.ir import parse
 from postlude.select import clock, judge
 from postlude.select.choice import Choice
 from postlude.select.clock import cold_sets, cycle
-from postlude.select.measure import _again, _compare, _example, _operands, elsewhere, subgraph
+from postlude.select.measure import NotACandidate, _again, _compare, _example, _operands, elsewhere, subgraph
 from postlude.targets import aten
 from postlude.targets.triton import configs
 
@@ -88,7 +88,7 @@ def test_only_grossly_other_results_are_wrong(dtype: torch.dtype) -> None:
     _compare([near.to(dtype).reshape(8, 8, 64)], [wanted.to(dtype)])
     _compare([torch.empty(0)], [torch.empty(0)])
     for wrong in (wanted.roll(1, 0), torch.zeros(64, 64), torch.full((64, 64), float("nan"))):
-        with pytest.raises(ValueError, match="result 0 differs"):
+        with pytest.raises(NotACandidate, match="result 0 differs"):
             _compare([wrong.to(dtype)], [wanted.to(dtype)])
 
 

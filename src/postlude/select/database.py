@@ -34,6 +34,7 @@ from typing import Any
 from urllib.parse import quote
 
 from postlude import cache
+from postlude.select.choice import UNFUSED
 from postlude.select.entry import Entry, EntryError
 
 try:
@@ -328,7 +329,7 @@ class Database:
 
 def _insert(connection: sqlite3.Connection, entry: Entry) -> None:
     best = entry.best()
-    unfused = best is None or best.variant.target == "unfused"
+    unfused = best is None or best.variant.target == UNFUSED
     values = (*entry.key, entry.call.device, entry.call.region, int(unfused), entry.at, entry.to_json())
     connection.execute("REPLACE INTO entries VALUES (?, ?, ?, ?, ?, ?, ?, ?)", values)
 

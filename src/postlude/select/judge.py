@@ -3,6 +3,7 @@
 In this order: what the user's database says (with the option `tune`, what is measured now), what the shipped one says, the rules.
 """
 
+import warnings
 from collections.abc import Callable
 from dataclasses import replace
 from math import prod
@@ -50,6 +51,7 @@ def _tuned(plan: Plan, growth: Growth, ruled: Choice, packing: Packing) -> Choic
     try:
         entry, now = tuned(plan, names, ruled.winner, packing)
     except MeasurementFailed as error:
+        warnings.warn(f"Postlude could not measure a Region, {ruled.winner} is taken: {error}", stacklevel=2)
         return replace(ruled, reason=f"{ruled.reason}; {error}")
     return entry.choice("measured" if now else "user database", lambda variant: variant.target in (*names, UNFUSED)) or ruled
 

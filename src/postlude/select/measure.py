@@ -7,6 +7,7 @@ the compilation under way. A candidate whose results are not Inductor's is none.
 """
 
 import contextvars
+import operator
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -18,7 +19,7 @@ from torch.fx import Graph, GraphModule, Node
 
 from postlude.capture.rewrite import Plan
 from postlude.capture.sizes import hint
-from postlude.errors import PostludeError
+from postlude.errors import KernelBuildError, KernelLoadError, PostludeError
 from postlude.inductor import FROZEN
 from postlude.ir import to_text
 from postlude.op import allocate_results, overload
@@ -40,6 +41,14 @@ class MeasurementFailed(PostludeError):
 
     def __init__(self, error: BaseException) -> None:
         super().__init__(f"it could not be measured: {type(error).__name__}: {error}")
+
+
+class NotACandidate(Exception):
+    """A kernel does not take the tensors, or its results are wrong."""
+
+
+#: What a kernel's fault looks like. Anything else is a fault in measuring it.
+_KERNEL_FAULTS = (KernelBuildError, KernelLoadError, NotACandidate)
 
 
 @dataclass(frozen=True)
@@ -113,6 +122,8 @@ def measure(
                 own = [[_again(value) for value in values] for values in sets] if packing.operands else sets
                 cycles[variant.name] = cycle(fused, own)
             except Exception as error:  # whatever a compiler raises: another candidate may do
+                if variant.name == incumbent and not isinstance(error, _KERNEL_FAULTS):
+                    raise MeasurementFailed(error) from error  # the rule holds: nothing was found out against it
                 errors[variant.name] = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"[:300]
         incumbent = incumbent if incumbent in cycles else UNFUSED_VARIANT.name
         results = race(cycles, incumbent, check)
@@ -224,7 +235,7 @@ def _tensors(results: Any) -> list[Tensor]:
 
 
 def _compare(got: Sequence[Tensor], wanted: Sequence[Tensor]) -> None:
-    """Raise ValueError where results are grossly other ones."""
+    """Raise NotACandidate where results are grossly other ones."""
     for index, (ours, theirs) in enumerate(zip(got, wanted, strict=True)):
         if not theirs.dtype.is_floating_point or not theirs.numel():
             continue
@@ -232,7 +243,8 @@ def _compare(got: Sequence[Tensor], wanted: Sequence[Tensor]) -> None:
         finite = a.isfinite() & b.isfinite()
         difference = (a - b)[finite].abs().sum() / b[finite].abs().sum().clamp(min=1e-30)
         if difference > _WRONG[theirs.element_size()] or (a.isfinite() != b.isfinite()).double().mean() > 0.01:
-            raise ValueError(f"result {index} differs from Inductor's by {float(difference):.1e} of its size: please report this")
+            size = f"{float(difference):.1e} of its size"
+            raise NotACandidate(f"result {index} differs from Inductor's by {size}: please report this")
 
 
 # What is timed -------------------------------------------------------------------------------------------------------
@@ -297,7 +309,7 @@ def _fused(
         operands = _operands(plan, inputs, values)
         results = allocate_results(plan.region, operands)
         if kernel(*operands, *results) is False:
-            raise ValueError("it does not take tensors that lie so")
+            raise NotACandidate("it does not take tensors that lie so")
         return results
 
     return call
@@ -317,7 +329,7 @@ def _with_op(plan: Plan, inputs: Sequence[Node]) -> Graph:
         operands.append(node)
     results = len(plan.results)
     call = graph.call_function(overload(results), (to_text(plan.region), operands))
-    graph.output((call,) if results == 1 else tuple(call[index] for index in range(results)))  # type: ignore[index]
+    graph.output((call,) if results == 1 else tuple(graph.call_function(operator.getitem, (call, i)) for i in range(results)))
     return graph
 
 
