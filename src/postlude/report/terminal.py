@@ -72,22 +72,25 @@ def _table(*columns: str) -> Table:
     return table
 
 
-def _speed(check: Check) -> Table | None:
+def _speed(check: Check) -> Group | None:
     if not check.speeds:
         return None
-    table = _table("", "median", "spread", "90%", "99%", "Postlude's speed-up")
+    parts: list[Any] = []
     for speed in check.speeds:
-        table.add_row(Text(check.input_sets[speed.input_set], style="dim"))
+        table = _table("", "median", "spread", "90%", "99%", "Postlude's speed-up")
         for side, latency in speed.latencies.items():
             table.add_row(
-                f"  {words.NAMES[side]}",
+                words.NAMES[side],
                 Text(words.seconds(latency.p50), style="bold" if side == POSTLUDE else ""),
                 words.spread(latency),
                 words.seconds(latency.p90),
                 words.seconds(latency.p99),
                 words.ratio(speed.speedups.get(side)) if side != POSTLUDE else "",
             )
-    return table
+        for column, width in zip(table.columns, (16, 8, 6, 8, 8, 21), strict=True):
+            column.min_width = width
+        parts += [Text(check.input_sets[speed.input_set], style="italic"), table]
+    return Group(*parts)
 
 
 def _accuracy(check: Check) -> Table | None:
