@@ -174,6 +174,18 @@ def test_several_sets_of_inputs_count_their_compilations() -> None:
 
 
 @pytest.mark.usefixtures("untimed")
+def test_checks_do_not_use_up_the_limit_of_compilations() -> None:
+    """Modules of torch itself share one code object, on which compilations are counted."""
+    torch.manual_seed(0)
+    for _ in range(3):
+        model = nn.Sequential(nn.Linear(32, 16), nn.ReLU()).eval()
+        found = check(model, [torch.randn(6, 32), torch.randn(9, 32)])
+        assert [region.name for region in found.regions] == ["0"]
+        assert found.sides["postlude"].compiling.compiles == 2  # type: ignore[union-attr]
+    assert postlude.explain(nn.Sequential(nn.Linear(32, 16)), torch.randn(2, 32)).gemms == 1
+
+
+@pytest.mark.usefixtures("untimed")
 def test_compile_times_of_a_model_of_this_process() -> None:
     model, inputs = stack()
     found = check(model, inputs, compile_times=True)

@@ -102,7 +102,7 @@ def example(*, faulty: bool = False) -> Check:
 class Tags(HTMLParser):
     """Checks that tags are closed in order, and keeps what refers to something else."""
 
-    VOID = ("meta", "line", "circle", "br")
+    VOID = ("meta", "line", "circle", "br", "wbr")
 
     def __init__(self) -> None:
         super().__init__()

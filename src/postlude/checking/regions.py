@@ -17,7 +17,7 @@ from postlude.capture import Captured
 from postlude.capture.names import joined
 from postlude.checking.accuracy import Error, bar, distance
 from postlude.checking.result import EAGER, INDUCTOR, POSTLUDE, LeftAlone, RegionFound
-from postlude.checking.sides import Runner
+from postlude.checking.sides import Runner, separate
 from postlude.checking.watching import Seen, Wide, watch
 from postlude.demo.run import describe
 from postlude.ir import Region, to_text
@@ -75,7 +75,7 @@ def inspect(runner: Runner, options: dict[str, Any] | None) -> Inspection:
         Whatever the model raises when it is compiled.
     """
     inspection = Inspection()
-    watched = watch(runner.call, inspection.region, inspection.graph, options)
+    watched = watch(separate(runner.call), inspection.region, inspection.graph, options)
     with (
         torch._inductor.config.patch(force_disable_caches=True),
         warnings.catch_warnings(),

@@ -1,6 +1,5 @@
 """The sides of a check: one model run by eager, Inductor and Postlude, each with guards of its own."""
 
-import copy
 import itertools
 import types
 import warnings
@@ -10,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.utils._pytree import tree_map
 
 from postlude.checking.result import EAGER, POSTLUDE, Compiling
@@ -39,16 +38,11 @@ class Settings:
 
 
 def separate(function: Callable[..., Any]) -> Callable[..., Any]:
-    """The same model or function with a code object of its own, on which Dynamo keeps what it compiles.
+    """A function that calls the model, with a code object of its own, on which Dynamo keeps what it compiles.
 
-    Weights and submodules are shared. Without it, each side would walk the guards of the others.
+    Without it, each side would walk the guards of the others, and count against their limit of compilations: modules of torch
+    itself (`nn.Sequential`) even share one code object in the whole process.
     """
-    if isinstance(function, nn.Module):
-        twin = copy.copy(function)
-        forward = type(function).forward
-        if isinstance(forward, types.FunctionType) and "forward" not in vars(function):
-            twin.forward = types.MethodType(_renewed(forward), twin)
-        return twin
     if isinstance(function, types.FunctionType):
         return _renewed(function)
     if isinstance(function, types.MethodType) and isinstance(function.__func__, types.FunctionType):
