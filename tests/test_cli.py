@@ -10,7 +10,7 @@ import pytest
 from torch._inductor.exc import InductorError
 from typer.testing import CliRunner
 
-from postlude import cli, doctor
+from postlude import cli, console, doctor
 from postlude.cli import TargetNotFound
 from postlude.demo.run import describe
 from postlude.demo.timing import Timing, geometric_mean, interleave
@@ -91,8 +91,8 @@ def test_a_missing_compiler_is_a_note_with_the_remedy(monkeypatch: pytest.Monkey
 def test_an_error_is_recognised_inside_the_wrapping_of_torch() -> None:
     cause = TargetNotFound("model.py", "it is a test")
     wrapped = InductorError(cause, None)
-    assert cli.known_cause(wrapped) is cause
-    assert cli.known_cause(ValueError()) is None
+    assert console.known_cause(wrapped) is cause
+    assert console.known_cause(ValueError()) is None
 
 
 def test_a_failing_back_end_is_a_problem_not_a_traceback() -> None:

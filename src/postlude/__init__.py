@@ -2,13 +2,17 @@
 
     model = torch.compile(model, backend="postlude")
 
-needs no import of this package. `explain` shows what the backend makes of a model.
+needs no import of this package. `explain` shows what the backend makes of a model, `check` whether
+it is right and faster there.
 """
 
+from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from postlude.checking.result import Check
+    from postlude.checking.run import check
     from postlude.explanation import Explanation, explain
 
 try:
@@ -16,15 +20,21 @@ try:
 except PackageNotFoundError:  # run from a source tree that is not installed
     __version__ = "0+unknown"
 
-__all__ = ["Explanation", "__version__", "explain"]
+__all__ = ["Check", "Explanation", "__version__", "check", "explain"]
+
+#: Where each public name comes from.
+_HOMES = {
+    "Check": "postlude.checking.result",
+    "check": "postlude.checking.run",
+    "Explanation": "postlude.explanation",
+    "explain": "postlude.explanation",
+}
 
 
 def __getattr__(name: str) -> Any:
     """`import postlude` stays quick: torch is imported with the first use."""
-    if name in ("explain", "Explanation"):
-        import postlude.explanation as module
-
-        return getattr(module, name)
+    if name in _HOMES:
+        return getattr(import_module(_HOMES[name]), name)
     raise AttributeError(f"module 'postlude' has no attribute {name!r}")
 
 

@@ -30,6 +30,7 @@ from postlude.ir import to_text
 from postlude.options import Options
 from postlude.report import collect
 from postlude.select import judge_for, tune
+from postlude.select.judge import Judge
 from postlude.select.knowledge import forget, knowledge
 from postlude.targets import cpp
 from postlude.targets.base import TARGETS, available
@@ -57,7 +58,7 @@ class RegionPass(_Aware):
         joined = self._prepare_attention(graph)
         session = tune.session()
         with session.graph(count_gemms(graph)) if session else nullcontext():
-            captured: list[Captured] = capture(graph, self.options.capture_settings(), judge_for(self.options, is_inference))
+            captured: list[Captured] = capture(graph, self.options.capture_settings(), self.judge(is_inference))
         joined()
         for one in captured:
             if one.region and one.node:
@@ -67,6 +68,10 @@ class RegionPass(_Aware):
                     # Inductor's own freezing makes constants of weights: nobody expects a later change to be seen.
                     constant = not weights["placeholder"]
                     one.node.meta[FROZEN] = (weights["get_attr" if constant else "placeholder"], constant)
+        self.finish(graph, captured, is_inference)
+
+    def finish(self, graph: Graph, captured: list[Captured], is_inference: bool) -> None:
+        """Called with the rewritten graph, and with what became of each of its GEMMs."""
         collect(captured, is_inference)
 
     def _prepare_attention(self, graph: Graph) -> Callable[[], None]:
@@ -80,6 +85,10 @@ class RegionPass(_Aware):
                 raise
             warnings.warn(f"Postlude leaves attention as it is: {error!r}. Please report this.", stacklevel=2)
             return lambda: None
+
+    def judge(self, is_inference: bool) -> Judge:
+        """What chooses how a planned Region is computed."""
+        return judge_for(self.options, is_inference)
 
     def uuid(self) -> Any:
         """Changes with the options, with every source file of the package, and with what is known of Regions."""
@@ -141,6 +150,18 @@ def postlude(
     Raises:
         OptionError: an option that neither Postlude nor Inductor knows, or a value that an own option can't have.
     """
+    return compile_graph(model, inputs, mode, options, RegionPass)
+
+
+def compile_graph(
+    model: GraphModule,
+    inputs: Sequence[Any],
+    mode: str | None,
+    options: dict[str, Any] | None,
+    make_pass: Callable[[Options, Any], RegionPass],
+    **keywords: Any,
+) -> Callable[..., Any]:
+    """`postlude` with a pass of the caller's, and keywords of `compile_fx`: for those who watch a graph being compiled."""
     from torch._inductor import config as inductor_config
     from torch._inductor.compile_fx import compile_fx
 
@@ -157,8 +178,8 @@ def postlude(
         config["cpp.weight_prepack"] = False
         own = replace(own, freeze=True)
     first = config.get("post_grad_custom_pre_pass", inductor_config.post_grad_custom_pre_pass)
-    config["post_grad_custom_pre_pass"] = RegionPass(own, first)
-    compiled: Any = compile_fx(model, inputs, config_patches=config)
+    config["post_grad_custom_pre_pass"] = make_pass(own, first)
+    compiled: Any = compile_fx(model, inputs, config_patches=config, **keywords)
     return compiled  # type: ignore[no-any-return]
 
 

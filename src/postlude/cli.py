@@ -1,4 +1,4 @@
-"""The command `postlude`: demo, doctor, explain, tune, db.
+"""The command `postlude`: demo, doctor, explain; those that have a room of their own are added here.
 
 What a command does is in the modules that it calls; here are its options and how its results look. Heavy imports happen
 inside the commands, so that `postlude --version` and `postlude doctor` work where torch does not. Tables go to standard
@@ -8,24 +8,23 @@ output, progress to standard error; with `--json`, standard output is JSON alone
 from __future__ import annotations
 
 import json
-from contextlib import contextmanager
 from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
 from postlude import doctor as examination
 from postlude import tuning_commands
+from postlude.bench.command import bench
+from postlude.checking.command import check
+from postlude.console import clear_errors, messages, output
 from postlude.errors import PostludeError
 from postlude.loading import TargetNotFound, load
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from postlude.demo.run import Report
 
 app = typer.Typer(
@@ -35,8 +34,9 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-output = Console(highlight=False)
-messages = Console(stderr=True, highlight=False)
+app.command()(check)
+app.command()(bench)
+tuning_commands.register(app)
 
 MARKS = {"ok": "[green]ok[/]", "note": "[yellow]note[/]", "problem": "[red]problem[/]"}
 
@@ -50,31 +50,6 @@ class Dtype(StrEnum):
 
     float32 = "float32"
     bfloat16 = "bfloat16"
-
-
-def known_cause(error: BaseException | None) -> PostludeError | None:
-    """The Postlude error that `error` is or wraps: Dynamo and Inductor wrap what a back-end raises."""
-    while error is not None and not isinstance(error, PostludeError):
-        error = getattr(error, "inner_exception", None) or error.__cause__ or error.__context__
-    return error
-
-
-@contextmanager
-def clear_errors() -> Iterator[None]:
-    """Turn an error that a user can meet into its message and exit code 1."""
-    try:
-        yield
-    except typer.Exit:
-        raise
-    except Exception as error:
-        known = known_cause(error)
-        if known is None:
-            raise
-        messages.print(f"[red]postlude:[/] {escape(str(known))}", soft_wrap=True)
-        raise typer.Exit(1) from None
-    except KeyboardInterrupt:
-        messages.print("postlude: interrupted")
-        raise typer.Exit(130) from None
 
 
 def print_version(wanted: bool) -> None:
@@ -253,9 +228,6 @@ def explain(
         for region in explanation.regions:
             output.rule(escape(region.name))
             output.print(escape(str(region.source)), soft_wrap=True)
-
-
-tuning_commands.register(app)
 
 
 def main() -> None:

@@ -70,3 +70,12 @@ class OptionError(PostludeError):
 
     def __init__(self, name: str, value: object, expected: str) -> None:
         super().__init__(f"options={{{name!r}: {value!r}}}: expected {expected}. The README lists the options.")
+
+
+class ReportNotWritten(PostludeError):
+    """A file that was asked for can't be written."""
+
+    def __init__(self, path: str, reason: str) -> None:
+        super().__init__(
+            f"The report could not be written to {path}: {reason}. Name a file in a folder that exists and is writable."
+        )

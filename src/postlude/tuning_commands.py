@@ -74,7 +74,7 @@ def tune(
     to call it with, or a list of several sets of arguments. Compilations find what was measured by themselves.
     """
     from postlude import doctor
-    from postlude.cli import clear_errors, messages, output
+    from postlude.console import clear_errors, messages, output
 
     seconds = duration(budget) if budget is not None else None
     with clear_errors():
@@ -194,7 +194,7 @@ def _what(entry: Entry) -> str:
 @db.command("list")
 def list_entries(as_json: Annotated[bool, typer.Option("--json", help="Print the entries as JSON.")] = False) -> None:
     """Show what the database holds, and what of it this machine uses."""
-    from postlude.cli import clear_errors, output
+    from postlude.console import clear_errors, output
 
     with clear_errors():
         from postlude.select.entry import Entry
@@ -243,7 +243,7 @@ def export_entries(
     device: Annotated[str | None, typer.Option(help="Only entries of devices whose name contains this.")] = None,
 ) -> None:
     """Write entries to a file that other machines can import."""
-    from postlude.cli import clear_errors, messages
+    from postlude.console import clear_errors, messages
 
     with clear_errors():
         from postlude.select.exchange import write_lines
@@ -314,7 +314,7 @@ def prune(
     everything: Annotated[bool, typer.Option("--all", help="All entries.")] = False,
 ) -> None:
     """Remove entries: those that any of the options names."""
-    from postlude.cli import clear_errors, output
+    from postlude.console import clear_errors, output
 
     age = timedelta(seconds=duration(older_than)) if older_than is not None else None
     if not (stale or failed or age or device or everything):
@@ -344,7 +344,7 @@ def prune(
 
 
 def _put_in(found: Callable[[], Iterator[Any]]) -> None:
-    from postlude.cli import clear_errors, messages, output
+    from postlude.console import clear_errors, messages, output
 
     with clear_errors():
         from postlude.select.exchange import put_in
@@ -364,7 +364,7 @@ def _put_in(found: Callable[[], Iterator[Any]]) -> None:
 
 
 def _show_rejected(imported: Imported) -> None:
-    from postlude.cli import messages
+    from postlude.console import messages
 
     for one in imported.rejected[:_SHOWN]:
         messages.print(f"{escape(one.where)}: {escape(one.reason)}", soft_wrap=True)
@@ -374,7 +374,7 @@ def _show_rejected(imported: Imported) -> None:
 
 def _used(use: Callable[[Database], T]) -> tuple[Database, T]:
     """The user's database, and what `use` makes of it; a corrupt one is moved aside first."""
-    from postlude.cli import messages
+    from postlude.console import messages
     from postlude.select.database import Database, default_path, is_corrupt
 
     database = Database(default_path())

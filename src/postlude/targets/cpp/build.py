@@ -189,6 +189,13 @@ def submit(source: str, *, isa: Isa | None = None) -> "Future[Path]":
     return future
 
 
+def settle() -> None:
+    """Wait until nothing is being compiled in the background, whether it succeeds or not."""
+    with _pending_lock:
+        futures = list(_pending.values())
+    wait(futures)
+
+
 def build(source: str, *, isa: Isa | None = None) -> Path:
     """The path of the object compiled from `source` (default Isa: the best of this machine)."""
     return build_many([source], isa=isa)[0]

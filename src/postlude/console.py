@@ -1,0 +1,43 @@
+"""What all commands share: where they write, and how an error that a user can meet ends one."""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+
+from postlude.errors import PostludeError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+output = Console(highlight=False)
+messages = Console(stderr=True, highlight=False)
+
+
+def known_cause(error: BaseException | None) -> PostludeError | None:
+    """The Postlude error that `error` is or wraps: Dynamo and Inductor wrap what a back-end raises."""
+    while error is not None and not isinstance(error, PostludeError):
+        error = getattr(error, "inner_exception", None) or error.__cause__ or error.__context__
+    return error
+
+
+@contextmanager
+def clear_errors() -> Iterator[None]:
+    """Turn an error that a user can meet into its message and exit code 1."""
+    try:
+        yield
+    except typer.Exit:
+        raise
+    except Exception as error:
+        known = known_cause(error)
+        if known is None:
+            raise
+        messages.print(f"[red]postlude:[/] {escape(str(known))}", soft_wrap=True)
+        raise typer.Exit(1) from None
+    except KeyboardInterrupt:
+        messages.print("postlude: interrupted")
+        raise typer.Exit(130) from None
