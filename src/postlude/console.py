@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
@@ -14,8 +15,19 @@ from postlude.errors import PostludeError
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-output = Console(highlight=False)
-messages = Console(stderr=True, highlight=False)
+#: Columns of what goes to a file or another program: tables then are as wide as what stands in them.
+_WIDE = 200
+
+
+def _console(*, stderr: bool = False) -> Console:
+    console = Console(stderr=stderr, highlight=False)
+    if not console.is_terminal and "COLUMNS" not in os.environ:
+        console.width = _WIDE
+    return console
+
+
+output = _console()
+messages = _console(stderr=True)
 
 
 def known_cause(error: BaseException | None) -> PostludeError | None:
