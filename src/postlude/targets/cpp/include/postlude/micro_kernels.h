@@ -208,8 +208,9 @@ void outer_tile(const OuterCall<Step> &call) {
       for (; i + line * Step::step <= end;) {
         if (kPrefetchRows)
           POSTLUDE_UNROLL for (int r = 0; r < R; ++r) prefetch_later(rows[r] + i, R * call.lda * static_cast<int64_t>(sizeof(*call.a)));
-        POSTLUDE_NO_UNROLL for (int s = 0; s < line; s += 4, i += 4 * Step::step, b += 4 * stride) {
-          POSTLUDE_UNROLL for (int u = 0; u < 4; ++u) {
+        constexpr int each = Packed ? 4 : 1;
+        POSTLUDE_NO_UNROLL for (int s = 0; s < line; s += each, i += each * Step::step, b += each * stride) {
+          POSTLUDE_UNROLL for (int u = 0; u < each; ++u) {
             look_ahead();
             Step::multiply(acc, rows, i + u * Step::step, b + u * stride, ldb);
           }
