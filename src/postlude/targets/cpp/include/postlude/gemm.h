@@ -53,8 +53,7 @@ constexpr int64_t kAmxBudget = 1280 << 10;
 constexpr int64_t kAmxWeightsRows = 128;
 // Weights [n, k] of float as the left operand of the transposed product (`turn_pays`): from how many rows on, and up to how many
 // bytes of rows, which are read again for each panel of weights. Packing or turning an element takes as long as multiplying it with
-// kPackingRows rows. Emerald Rapids, 1 thread, against dot products or packing: 1.15 times as fast at 64 rows, 1.07 to 1.17
-// at 128, 0.98 at 256 rows of 6 KB.
+// kPackingRows rows: an estimate from one thread of an Emerald Rapids (docs/benchmarks.md); not measured on AMD.
 constexpr int64_t kTurnFrom = 33, kTurnBytes = 1 << 20, kPackingRows = 14;
 // Weights [k, n]: rows of 16-bit elements must be interleaved or converted at every reading.
 constexpr int64_t in_place_rows(Element e) { return element_bytes(e) == 2 ? 12 : 40; }
