@@ -31,6 +31,7 @@ namespace postlude {
 // Thread-local buffers that only grow. Slots at and above kPacked hold packed right operands, one per contraction.
 enum Slot : int {
   kSharedRows, kSharedLeft, kSharedCounters, kPanel, kTile, kTwoTiles, kRows, kNextEven, kNextOdd, kLeft, kLeftConverted, kLeftPairs,
+  kLeftPanel,
   kPacked
 };
 constexpr int kMaxGroups = 16;
@@ -50,6 +51,10 @@ constexpr int64_t kAmxBudget = 1280 << 10;
 // Up to how many rows AMX reads weights [n, k] where they lie. An estimate: beyond, turning the product around costs about as much
 // as packing.
 constexpr int64_t kAmxWeightsRows = 128;
+// Weights [n, k] of float as the left operand of the transposed product (`turn_pays`): from how many rows on, and up to how many
+// bytes of rows, which are read again for each panel of weights. Packing or turning an element takes as long as multiplying it with
+// kPackingRows rows: an estimate from one thread of an Emerald Rapids (docs/benchmarks.md); not measured on AMD.
+constexpr int64_t kTurnFrom = 33, kTurnBytes = 1 << 20, kPackingRows = 14;
 // Weights [k, n]: rows of 16-bit elements must be interleaved or converted at every reading.
 constexpr int64_t in_place_rows(Element e) { return element_bytes(e) == 2 ? 12 : 40; }
 // Rows of both operands in the dot form: a block of them should fit into L1.
@@ -90,6 +95,7 @@ struct Group {
   bool one_left = true;   // all contractions have the same left operand
   int64_t block = kTileRows;  // rows of a block: kAmxRows where AMX multiplies
   bool all_panels = false;  // panels: a task is all panels times rows_each rows, its epilogue included
+  bool turned = false;  // panels: the transposed product, weights where they lie times rows in panels
   bool rows_outside = false;  // panels: tasks of the same rows follow each other, not those of the same panel
   int64_t rows_each = 0, tasks = 0, shared_at = 0;  // panels: rows of a task, tasks
 };
@@ -342,6 +348,18 @@ class Driver {
     return stride * element_bytes(g.kernels.left);
   }
 
+  // Whether weights should be multiplied where they lie, as the left operand of the transposed product: then only the rows and the
+  // results are turned. Columns of the last vector that no row fills are multiplied all the same.
+  static bool turn_pays(const Group &g) {
+    if (kVectorBytes != 64 || g.kernels.left != Element::f32 || g.info->right_type != Element::f32) return false;
+    if (g.m < kTurnFrom || g.m * g.k * 4 > kTurnBytes || !g.one_left || !g.left[0].direct) return false;
+    for (int c = 0; c < g.info->contractions; ++c)
+      if (g.right[c].packed != nullptr || g.right[c].view.stride_k != 1) return false;
+    const int64_t idle = round_up(g.m, kTransposed) - g.m;
+    const int64_t instead = form(g, g.right[0], g.m, 0) == Form::dot ? kDotDepth * g.m * g.n : kPackingRows * g.n * g.k;
+    return idle * g.n * g.k + kPackingRows * g.m * (g.n + g.k) < instead;
+  }
+
   // Row strides of whole cache lines, but not of whole pages: those fall into the same few sets of L1.
   static int64_t padded_stride(int64_t k, Element type) {
     const int64_t bytes = round_up(std::max<int64_t>(k, 1) * element_bytes(type), 64);
@@ -369,6 +387,13 @@ class Driver {
       return;
     }
     if (g.panels == 0) return;
+    const int64_t slabs = (rows + g.width - 1) / g.width;  // panels of rows
+    if (rows == total_ && turn_pays(g) && (threads_ == 1 || g.panels * slabs >= 2 * threads_)) {
+      g.turned = g.rows_outside = true;  // a thread turns few rows, and reads all weights
+      g.rows_each = round_up((rows + slabs - 1) / slabs, kTransposed);
+      g.tasks = g.panels * slabs;
+      return;
+    }
     bool packs = false;
     for (int c = 0; c < g.info->contractions; ++c) packs = packs || form(g, g.right[c], rows, 0) == Form::pack;
     const auto pieces = [&](int64_t count) { return round_up((rows + count - 1) / count, g.block); };
@@ -439,6 +464,8 @@ class Driver {
     int turn = 0;  // which of two accumulator tiles comes next
     const char *paired = nullptr;  // the rows whose pairs stand in kLeftPairs, and how many
     int64_t paired_rows = 0, paired_stride = 0, paired_k = 0;
+    const char *turned = nullptr;  // the rows that stand in kLeftPanel, and how many
+    int64_t turned_rows = 0, turned_stride = 0, turned_k = 0;
     const Group *held = nullptr;  // whose panel, packed from natural weights, stands in kPanel, and which
     int64_t held_panel = 0, held_item = 0;
 
@@ -582,6 +609,7 @@ class Driver {
     const int64_t full = g.panels * g.width;
     Into into{};
     if (g.info->whole_rows) into = {shared_rows_ + g.shared_at + begin * full * g.item, super_ * full * g.item};
+    if (g.turned) return turned_panel(worker, g, p, begin, end - begin, into);
     one_panel(worker, g, 0, p, next_panel, left_of(g, first, begin).rows, first + begin, end - begin, super_, into);
   }
 
@@ -696,6 +724,51 @@ class Driver {
       }
       k0 = k1;
     } while (k0 < g.k);
+  }
+
+  // Weight rows of one panel of columns, where they lie, times rows in panels: the product comes out transposed, and is turned
+  // on its way to the epilogue.
+  void turned_panel(Worker &worker, const Group &g, int64_t p, int64_t row, int64_t rows, Into into) {
+    const bool keep = into.data != nullptr;
+    const int64_t tile = g.width * kPanelBytes, stride = keep ? g.panels * kPanelBytes : kPanelBytes;
+    const int columns = static_cast<int>(std::min(g.width, g.n - p * g.width)), contractions = g.info->contractions;
+    char *room = static_cast<char *>(scratch(kTile, (contractions + 1) * tile)), *sums = room + contractions * tile;
+    const char *panel = turned_rows(worker, g, row, rows);
+    const int64_t depth = even_parts(g.k, kPanelBudget / kPanelBytes);
+    const Blocks blocks(columns, kTileRows);
+    void *acc[kMaxContractions];
+    for (int c = 0; c < contractions; ++c) {
+      const int64_t ldw = g.right[c].view.rows.step();
+      const char *weights = g.right[c].view.at(0, p * g.width);
+      int64_t k0 = 0;
+      do {
+        const int64_t k1 = std::min(g.k, k0 + depth);
+        int64_t at = 0;
+        for (int64_t i = 0; i < blocks.count; at += blocks.size(i++))
+          g.kernels.panel(k1 - k0, weights + (at * ldw + k0) * 4, ldw, panel + k0 * kPanelBytes, 0, sums + at * kPanelBytes, g.width,
+                          blocks.size(i), static_cast<int>(rows), k0 > 0, nullptr);
+        k0 = k1;
+      } while (k0 < g.k);
+      char *to = keep ? into.data + c * into.each + p * kPanelBytes : room + c * tile;
+      acc[c] = to;
+      for (int r = 0; r < rows; r += kTransposed)
+        for (int n = 0; n < columns; n += kTransposed)
+          transpose_square(to + r * stride + n * 4, stride, sums + n * kPanelBytes + r * 4, kPanelBytes,
+                           std::min(kTransposed, columns - n), std::min(kTransposed, static_cast<int>(rows) - r));
+    }
+    if (!keep) g.info->epilogue(tensors_, row, rows, p * g.width, columns, acc, g.width, nullptr, 0);
+  }
+
+  // Rows as a panel. Kept until other rows are asked for.
+  static const char *turned_rows(Worker &worker, const Group &g, int64_t row, int64_t rows) {
+    const View &v = g.left[0].view;
+    const char *from = v.at(0, row);
+    const int64_t stride = v.rows.step();
+    char *panel = static_cast<char *>(scratch(kLeftPanel, panel_bytes(Element::f32, g.k)));
+    if (worker.turned == from && worker.turned_rows == rows && worker.turned_stride == stride && worker.turned_k == g.k) return panel;
+    pack_panel_fast(Element::f32, panel, from, 1, stride, g.k, rows);
+    worker.turned = from, worker.turned_rows = rows, worker.turned_stride = stride, worker.turned_k = g.k;
+    return panel;
   }
 
   // One panel in blocks of AMX: while one is multiplied, the epilogue of the block before is done beside it.

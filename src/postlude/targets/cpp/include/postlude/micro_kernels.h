@@ -44,6 +44,14 @@ POSTLUDE_INLINE int64_t chain_length(int64_t k) {
   return parts <= 1 ? k : ((k + parts - 1) / parts + unit - 1) / unit * unit;
 }
 
+// Whether a kernel prefetches the rows of the next block into L2: many short streams. It paid on Zen 4. On Emerald Rapids it made a
+// microkernel whose operands lie in L2 4 to 8% slower (one quiet run); in whole layers it was not measured apart.
+#if defined(__x86_64__)
+inline const bool kPrefetchRows = __builtin_cpu_is("amd");
+#else
+constexpr bool kPrefetchRows = true;
+#endif
+
 // What lies there need not exist.
 POSTLUDE_INLINE void prefetch(uintptr_t p) { __builtin_prefetch(reinterpret_cast<const void *>(p)); }
 POSTLUDE_INLINE void prefetch_later(const void *p, int64_t distance) {
@@ -154,18 +162,20 @@ struct OuterCall {
   const typename Step::Left *a;
   int64_t lda;
   const typename Step::Right *b;
-  int64_t ldb, stride;  // elements of b from one k to the next (in place), from one step to the next
+  int64_t ldb, stride;  // elements of b from one k to the next, from one step to the next (in place)
   typename Step::Compute *c;
   int64_t ldc;
   bool accumulate;
   const Ahead *ahead;
 };
 
-template <class Step, int R, int N, int Lines>
+// Packed: `stride` is known while compiling, which leaves the registers of addresses free.
+template <class Step, bool Packed, int R, int N, int Lines>
 void outer_tile(const OuterCall<Step> &call) {
   using V = typename Step::V;
   constexpr int lanes = kLanes<typename Step::Compute>;
-  const int64_t k = call.k, ldc = call.ldc, stride = call.stride, ldb = call.ldb;
+  constexpr int64_t packed_stride = kPanelBytes / static_cast<int64_t>(sizeof(typename Step::Right));
+  const int64_t k = call.k, ldc = call.ldc, stride = Packed ? packed_stride : call.stride, ldb = call.ldb;
   const typename Step::Right *b = call.b;
   uintptr_t ahead = Lines > 0 ? reinterpret_cast<uintptr_t>(call.ahead->from) : 0;
   const int64_t ahead_step = Lines > 0 ? call.ahead->step : 0, second = Lines > 0 ? call.ahead->second : 0;
@@ -196,16 +206,14 @@ void outer_tile(const OuterCall<Step> &call) {
     if constexpr (R >= 4 && N == kTileVectors) {
       constexpr int line = 64 / (sizeof(typename Step::Compute) / sizeof(float) * 4);  // steps that use up a line of each row
       for (; i + line * Step::step <= end;) {
-        // The rows of the next block, into L2: left operands are many short streams, which the hardware does not follow.
-        POSTLUDE_UNROLL for (int r = 0; r < R; ++r) prefetch_later(rows[r] + i, R * call.lda * static_cast<int64_t>(sizeof(*call.a)));
-#if defined(__clang__)
-#pragma clang loop unroll(disable)
-#else
-#pragma GCC unroll 1
-#endif
-        for (int s = 0; s < line; ++s, i += Step::step, b += stride) {
-          look_ahead();
-          Step::multiply(acc, rows, i, b, ldb);
+        if (kPrefetchRows)
+          POSTLUDE_UNROLL for (int r = 0; r < R; ++r) prefetch_later(rows[r] + i, R * call.lda * static_cast<int64_t>(sizeof(*call.a)));
+        constexpr int each = Packed ? 4 : 1;
+        POSTLUDE_NO_UNROLL for (int s = 0; s < line; s += each, i += each * Step::step, b += each * stride) {
+          POSTLUDE_UNROLL for (int u = 0; u < each; ++u) {
+            look_ahead();
+            Step::multiply(acc, rows, i + u * Step::step, b + u * stride, ldb);
+          }
         }
       }
     }
@@ -226,15 +234,15 @@ void outer_tile(const OuterCall<Step> &call) {
   } while (begin < k);
 }
 
-template <class Step, int N, int Lines>
+template <class Step, bool Packed, int N, int Lines>
 void outer_rows(const OuterCall<Step> &call, int rows) {
   switch (rows) {
-    case 1: return outer_tile<Step, 1, N, Lines>(call);
-    case 2: return outer_tile<Step, 2, N, Lines>(call);
-    case 3: return outer_tile<Step, 3, N, Lines>(call);
-#define POSTLUDE_ROWS(R)                                                      \
-  case R:                                                                     \
-    if constexpr (R <= kTileRows) return outer_tile<Step, R, N, Lines>(call); \
+    case 1: return outer_tile<Step, Packed, 1, N, Lines>(call);
+    case 2: return outer_tile<Step, Packed, 2, N, Lines>(call);
+    case 3: return outer_tile<Step, Packed, 3, N, Lines>(call);
+#define POSTLUDE_ROWS(R)                                                              \
+  case R:                                                                             \
+    if constexpr (R <= kTileRows) return outer_tile<Step, Packed, R, N, Lines>(call); \
     break;
     POSTLUDE_ROWS(4)
     POSTLUDE_ROWS(5)
@@ -251,28 +259,28 @@ enum Variants {
   kFull,   // panels of 1, 2, ... vectors, and prefetching
 };
 
-template <class Step, Variants Which>
+template <class Step, bool Packed, Variants Which>
 void outer(const OuterCall<Step> &call, int rows, int columns) {
   constexpr int lanes = kLanes<typename Step::Compute>, half = kTileVectors / 2;
   if constexpr (Which == kFull && kTileVectors == 4) {
-    if (columns <= lanes) return outer_rows<Step, 1, 0>(call, rows);
-    if (columns > 2 * lanes && columns <= 3 * lanes) return outer_rows<Step, 3, 0>(call, rows);
+    if (columns <= lanes) return outer_rows<Step, Packed, 1, 0>(call, rows);
+    if (columns > 2 * lanes && columns <= 3 * lanes) return outer_rows<Step, Packed, 3, 0>(call, rows);
   }
   if constexpr (Which == kHalf || Which == kFull) {
-    if (columns <= half * lanes) return outer_rows<Step, half, 0>(call, rows);
+    if (columns <= half * lanes) return outer_rows<Step, Packed, half, 0>(call, rows);
   }
   if constexpr ((Which == kFull || Which == kAhead) && kPanelBytes == 256) {
     if (call.ahead != nullptr)
-      return call.ahead->all ? outer_rows<Step, kTileVectors, 4>(call, rows) : outer_rows<Step, kTileVectors, 2>(call, rows);
+      return call.ahead->all ? outer_rows<Step, Packed, kTileVectors, 4>(call, rows) : outer_rows<Step, Packed, kTileVectors, 2>(call, rows);
   }
-  outer_rows<Step, kTileVectors, 0>(call, rows);
+  outer_rows<Step, Packed, kTileVectors, 0>(call, rows);
 }
 
 template <class Step, Variants Which>
 void panel_kernel(int64_t k, const void *a, int64_t lda, const void *b, int64_t, void *c, int64_t ldc, int rows, int columns,
                   bool accumulate, const Ahead *ahead) {
   using Right = typename Step::Right;
-  outer<Step, Which>({k, static_cast<const typename Step::Left *>(a), lda, static_cast<const Right *>(b), 0, kPanelBytes / sizeof(Right),
+  outer<Step, true, Which>({k, static_cast<const typename Step::Left *>(a), lda, static_cast<const Right *>(b), 0, kPanelBytes / sizeof(Right),
                       static_cast<typename Step::Compute *>(c), ldc, accumulate, ahead},
                      rows, columns);
 }
@@ -282,7 +290,7 @@ template <class Step, Variants Which>
 void in_place_kernel(int64_t k, const void *a, int64_t lda, const void *b, int64_t ldb, void *c, int64_t ldc, int rows, int columns,
                      bool accumulate, const Ahead *ahead) {
   using Right = typename Step::Right;
-  outer<Step, Which>({k, static_cast<const typename Step::Left *>(a), lda, static_cast<const Right *>(b), ldb, ldb * Step::step,
+  outer<Step, false, Which>({k, static_cast<const typename Step::Left *>(a), lda, static_cast<const Right *>(b), ldb, ldb * Step::step,
                        static_cast<typename Step::Compute *>(c), ldc, accumulate, ahead},
                       rows, columns);
 }

@@ -79,8 +79,9 @@ POSTLUDE_INLINE void transpose_store(void *p, VecU v) { store_bits(p, v); }
 constexpr int kTransposed = kLanes<float>;  // the square's side
 
 // to[c * to_stride + r] = from row r, element c, for `rows` <= kTransposed rows of whole 32-bit elements; rows past the end
-// are zero. Strides in bytes.
-POSTLUDE_INLINE void transpose_square(char *to, int64_t to_stride, const char *from, int64_t from_stride, int rows) {
+// are zero. Only `columns` elements of each row are taken. Strides in bytes.
+POSTLUDE_INLINE void transpose_square(char *to, int64_t to_stride, const char *from, int64_t from_stride, int rows,
+                                      int columns = kTransposed) {
   TransposeVector r[kTransposed];
   if (rows == kTransposed) {
     POSTLUDE_UNROLL for (int i = 0; i < kTransposed; ++i) r[i] = transpose_load(from + i * from_stride);
@@ -88,7 +89,8 @@ POSTLUDE_INLINE void transpose_square(char *to, int64_t to_stride, const char *f
     POSTLUDE_UNROLL for (int i = 0; i < kTransposed; ++i) r[i] = i < rows ? transpose_load(from + i * from_stride) : TransposeVector{};
   }
   transpose(r);
-  POSTLUDE_UNROLL for (int i = 0; i < kTransposed; ++i) transpose_store(to + i * to_stride, r[i]);
+  POSTLUDE_UNROLL for (int i = 0; i < kTransposed; ++i)
+    if (i < columns) transpose_store(to + i * to_stride, r[i]);
 }
 
 // --- right operands: one panel -----------------------------------------------------------------------------------------------

@@ -20,8 +20,10 @@
 // Loops over accumulators must disappear before register allocation, or the accumulators live in memory.
 #if defined(__clang__)
 #define POSTLUDE_UNROLL _Pragma("clang loop unroll(full)")
+#define POSTLUDE_NO_UNROLL _Pragma("clang loop unroll(disable)")
 #else
 #define POSTLUDE_UNROLL _Pragma("GCC unroll 32")
+#define POSTLUDE_NO_UNROLL _Pragma("GCC unroll 1")
 #endif
 #define POSTLUDE_INLINE inline __attribute__((always_inline))
 
