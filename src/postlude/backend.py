@@ -22,7 +22,7 @@ from torch.fx import Graph, GraphModule, Node
 
 from postlude import runtime
 from postlude.capture import Captured, capture, count_gemms
-from postlude.capture.heads import join_heads, share_heads
+from postlude.capture.heads import share_heads
 from postlude.capture.masks import drop_masks
 from postlude.capture.rewrite import WEIGHTS
 from postlude.inductor import FROZEN, register
@@ -54,11 +54,10 @@ class RegionPass(_Aware):
             self.first(graph, is_inference)
         elif self.first is not None:
             self.first(graph)
-        joined = self._prepare_attention(graph)
+        self._prepare_attention(graph)
         session = tune.session()
         with session.graph(count_gemms(graph)) if session else nullcontext():
             captured: list[Captured] = capture(graph, self.options.capture_settings(), judge_for(self.options, is_inference))
-        joined()
         for one in captured:
             if one.region and one.node:
                 runtime.submit(one.device, to_text(one.region), _values(one.node) if self.options.compile_ahead else ())
@@ -69,17 +68,15 @@ class RegionPass(_Aware):
                     one.node.meta[FROZEN] = (weights["get_attr" if constant else "placeholder"], constant)
         collect(captured, is_inference)
 
-    def _prepare_attention(self, graph: Graph) -> Callable[[], None]:
-        """What attention need not read goes; returns what is to be called after capture."""
+    def _prepare_attention(self, graph: Graph) -> None:
+        """What attention need not read goes."""
         try:
             share_heads(graph)
             drop_masks(graph)
-            return join_heads(graph)
         except Exception as error:  # the user's model must not fail for a fault of ours
             if self.options.fuse_all:
                 raise
             warnings.warn(f"Postlude leaves attention as it is: {error!r}. Please report this.", stacklevel=2)
-            return lambda: None
 
     def uuid(self) -> Any:
         """Changes with the options, with every source file of the package, and with what is known of Regions."""
