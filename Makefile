@@ -29,7 +29,7 @@ demo: $(VENV)/.demo
 	$(BIN)/postlude demo $(FLAGS)
 
 test: $(VENV)/.test
-	$(BIN)/python -m pytest $(FLAGS)
+	$(BIN)/python -m pytest -n auto --maxprocesses 4 --dist worksteal $(FLAGS)
 
 lint: $(VENV)/.lint
 	$(BIN)/ruff format --check

@@ -22,7 +22,7 @@ from torch.fx import Graph, GraphModule, Node
 
 from postlude import runtime
 from postlude.capture import Captured, capture, count_gemms
-from postlude.capture.heads import join_heads, share_heads
+from postlude.capture.heads import share_heads
 from postlude.capture.masks import drop_masks
 from postlude.capture.rewrite import WEIGHTS
 from postlude.inductor import FROZEN, register
@@ -55,11 +55,10 @@ class RegionPass(_Aware):
             self.first(graph, is_inference)
         elif self.first is not None:
             self.first(graph)
-        joined = self._prepare_attention(graph)
+        self._prepare_attention(graph)
         session = tune.session()
         with session.graph(count_gemms(graph)) if session else nullcontext():
             captured: list[Captured] = capture(graph, self.options.capture_settings(), self.judge(is_inference))
-        joined()
         for one in captured:
             if one.region and one.node:
                 runtime.submit(one.device, to_text(one.region), _values(one.node) if self.options.compile_ahead else ())
@@ -74,17 +73,15 @@ class RegionPass(_Aware):
         """Called with the rewritten graph, and with what became of each of its GEMMs."""
         collect(captured, is_inference)
 
-    def _prepare_attention(self, graph: Graph) -> Callable[[], None]:
-        """What attention need not read goes; returns what is to be called after capture."""
+    def _prepare_attention(self, graph: Graph) -> None:
+        """What attention need not read goes."""
         try:
             share_heads(graph)
             drop_masks(graph)
-            return join_heads(graph)
         except Exception as error:  # the user's model must not fail for a fault of ours
             if self.options.fuse_all:
                 raise
             warnings.warn(f"Postlude leaves attention as it is: {error!r}. Please report this.", stacklevel=2)
-            return lambda: None
 
     def judge(self, is_inference: bool) -> Judge:
         """What chooses how a planned Region is computed."""

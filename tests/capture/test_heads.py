@@ -10,10 +10,12 @@ from torch._inductor.decomposition import select_decomp_table
 from torch._subclasses import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
+from torch.nn import functional as F
 
 from postlude.capture import Settings, capture
 from postlude.capture import heads as heads_module
 from postlude.capture.heads import ATTENTION, GROUPED, join_heads, share_heads
+from postlude.select.choice import UNFUSED, Choice
 
 aten = torch.ops.aten
 
@@ -122,28 +124,66 @@ def traced(attend: Callable[..., Tensor], tensors: list[Tensor], mode: str = "fa
 def test_heads_of_one_token_are_queries_of_one_head(mask: str, mode: str) -> None:
     attend, tensors = one_token(mask)
     module = traced(attend, tensors, mode)
-    undo = join_heads(module.graph)
     (call,) = module.graph.find_nodes(op="call_function", target=GROUPED[1])
+    undo = join_heads(call)
+    assert undo is not None
     assert tuple(call.args[0].meta["val"].shape)[1:] == (2, 4, 16)
     assert tuple(call.args[1].meta["val"].shape)[1:] == (2, 40, 16)
-    (region,) = capture(module.graph, Settings(strict=True))
     undo()
+    (region,) = capture(module.graph, Settings(strict=True))
     assert region.region is not None, region.reason
     assert region.region.batched
     module.recompile()
     query, key, value, visible = tensors
-    expected = torch.nn.functional.scaled_dot_product_attention(
-        query, key, value, attn_mask=None if mask == "none" else visible, enable_gqa=True
-    )
+    expected = F.scaled_dot_product_attention(query, key, value, attn_mask=None if mask == "none" else visible, enable_gqa=True)
     torch.testing.assert_close(module(*tensors), expected.transpose(1, 2).reshape(2, 1, -1) * 2.0)
 
 
 @pytest.mark.parametrize("mask", ["none", "for all heads", "expanded"])
-def test_what_becomes_no_region_is_as_it_was(mask: str) -> None:
-    module = traced(*one_token(mask))
+@pytest.mark.parametrize("mode", ["fake", "symbolic"])
+def test_what_becomes_no_region_is_as_it_was(mask: str, mode: str) -> None:
+    module = traced(*one_token(mask), mode)
     before = module.graph.python_code("self").src
-    join_heads(module.graph)()
+    (region,) = capture(module.graph, Settings(strict=True), lambda plan, growth: Choice(UNFUSED, "rule", "not now"))
+    assert region.reason == "not now"
+    module.graph.lint()
     assert module.graph.python_code("self").src == before
+
+
+def test_what_its_queries_come_from_may_be_a_region() -> None:
+    """Of which the result takes the place of the queries before attention is looked at, and left alone."""
+
+    def attend(x: Tensor, weight: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        query = torch.relu(x @ weight).view(2, 1, 8, 16).transpose(1, 2)
+        k, v = (repeat_for_heads(each, 4) for each in (key, value))
+        return aten._scaled_dot_product_efficient_attention(query, k, v, None, False)[0] * 2.0
+
+    x, weight, key, value = torch.randn(2, 48), torch.randn(48, 128), torch.randn(2, 2, 40, 16), torch.randn(2, 2, 40, 24)
+    module = traced(attend, [x, weight, key, value])
+    judged = capture(
+        module.graph,
+        Settings(strict=True),
+        lambda plan, growth: Choice(UNFUSED, "rule", "not now") if growth.first.attention else None,
+    )
+    assert [one.region is not None for one in judged] == [True, False]
+    module.graph.lint()
+    (call,) = module.graph.find_nodes(op="call_function", target=ATTENTION[2])
+    assert [tuple(argument.meta["val"].shape) for argument in call.args[:3]] == [(2, 8, 1, 16), (2, 8, 40, 16), (2, 8, 40, 24)]
+
+
+@pytest.mark.parametrize(
+    ("mask", "shape"),
+    [("for all heads", (1, 1, 1, 40)), *(("expanded", (batch, 1, 1, keys)) for batch in (1, 2) for keys in (1, 40))],
+)
+def test_a_mask_that_is_broadcast(mask: str, shape: tuple[int, ...]) -> None:
+    attend, (query, key, value, _) = one_token(mask)
+    visible = torch.rand(shape) > 0.1
+    module = traced(attend, [query, key, value, visible])
+    (region,) = capture(module.graph, Settings(strict=True))
+    assert region.region is not None, region.reason
+    module.recompile()
+    expected = F.scaled_dot_product_attention(query, key, value, attn_mask=visible.expand(2, 8, 1, 40), enable_gqa=True)
+    torch.testing.assert_close(module(query, key, value, visible), expected.transpose(1, 2).reshape(2, 1, -1) * 2.0)
 
 
 @pytest.mark.parametrize(
@@ -152,7 +192,7 @@ def test_what_becomes_no_region_is_as_it_was(mask: str) -> None:
 def test_other_heads_stay_apart(case: dict[str, Any]) -> None:
     module = traced(*one_token(**case))
     before = [str(node.args) for target in ATTENTION for node in module.graph.find_nodes(op="call_function", target=target)]
-    join_heads(module.graph)
+    assert not any(join_heads(node) for node in module.graph.nodes)
     assert before == [
         str(node.args) for target in ATTENTION for node in module.graph.find_nodes(op="call_function", target=target)
     ]

@@ -126,6 +126,61 @@ def everything(x: Tensor) -> Tensor:
     return keys < queries + x.shape[2]
 
 
+def same_part_twice(x: Tensor) -> Tensor:
+    """Of three sequences the graph computes the positions of the first and last once."""
+    part = torch.arange(x.shape[2] // 4)
+    at = torch.cat([part, torch.arange(x.shape[2] - 2 * (x.shape[2] // 4)), part])
+    return at <= at[:, None]
+
+
+def wrapping(x: Tensor) -> Tensor:
+    """Positions that an int32 can't hold."""
+    at = torch.arange(x.shape[2], dtype=torch.int32) + (2**31 - 3)
+    return at <= at[:, None]
+
+
+def wrapping_bytes(x: Tensor) -> Tensor:
+    at = (torch.arange(x.shape[2]) + 250).to(torch.uint8)
+    return at <= at[:, None]
+
+
+def wrapping_sum(x: Tensor) -> Tensor:
+    return (torch.full((x.shape[2],), 100).cumsum(0, dtype=torch.int8) > 0).expand(x.shape[2], -1)
+
+
+def negative_number_of_bytes(x: Tensor) -> Tensor:
+    """-1 is 255 beside bytes."""
+    return torch.zeros(x.shape[2], x.shape[2], dtype=torch.uint8) > -1
+
+
+def large_number(x: Tensor) -> Tensor:
+    """2**40 is 0 beside an int32."""
+    return torch.ones(x.shape[2], x.shape[2], dtype=torch.int32) < 2**40
+
+
+def rounded_number(x: Tensor) -> Tensor:
+    return torch.full((x.shape[2], x.shape[2]), 257.0, dtype=torch.bfloat16) > 256
+
+
+def rounded_comparison(x: Tensor) -> Tensor:
+    """As float32 they are equal."""
+    return torch.full((x.shape[2], x.shape[2]), 2**24 + 1) > torch.full((x.shape[2], 1), 2.0**24)
+
+
+def truth_as_number(x: Tensor) -> Tensor:
+    """1 is added where a key is visible."""
+    always = torch.ones((), dtype=torch.bool)
+    return torch.where(always, ranges(x), torch.zeros(()))
+
+
+def truth_beside_numbers(x: Tensor) -> Tensor:
+    return torch.cat([ranges(x), torch.zeros(x.shape[2], x.shape[2])])[: x.shape[2]]
+
+
+def no_number(x: Tensor) -> Tensor:
+    return torch.where(ranges(x), 0.0, float("nan"))
+
+
 def no_bias(x: Tensor) -> Tensor:
     return torch.zeros(x.shape[2], x.shape[2])
 
@@ -133,7 +188,10 @@ def no_bias(x: Tensor) -> Tensor:
 MASKS: list[tuple[Callable[[Tensor], Tensor], str | None]] = [
     *((mask, "causal") for mask in (ranges, triangle, other_triangle, filled, packed, padded, wide_window)),
     *((mask, None) for mask in (narrow_window, strict, one_ahead, prefix, backwards, two_sequences, first_key_apart)),
-    *((mask, None) for mask in (from_input, shifted, mild)),
+    *((mask, None) for mask in (from_input, shifted, mild, no_number)),
+    *((mask, None) for mask in (same_part_twice, wrapping, wrapping_bytes, wrapping_sum)),
+    *((mask, None) for mask in (negative_number_of_bytes, large_number, rounded_number, rounded_comparison)),
+    *((mask, None) for mask in (truth_as_number, truth_beside_numbers)),
     *((mask, "all") for mask in (everything, no_bias)),
 ]
 
@@ -204,4 +262,33 @@ def test_causal_needs_as_many_keys_as_queries() -> None:
     with FakeTensorMode():
         inputs = torch.empty(2, 4, 16, 64), torch.empty(2, 4, 24, 64)
         graph = make_fx(attend, decomposition_table=select_decomp_table(), tracing_mode="fake")(*inputs).graph
+    assert drop_masks(graph) == 0
+
+
+def test_a_mask_of_which_the_gradient_is_asked_for_stays() -> None:
+    def attend(query: Tensor) -> Tensor:
+        bias = torch.where(ranges(query), 0.0, float("-inf")).expand(2, 4, 16, 16)
+        saved = torch.empty(2, 4, 32), torch.empty((), dtype=torch.int64), torch.empty((), dtype=torch.int64)
+        wanted = [True, True, True, gradient]
+        backward = aten._scaled_dot_product_efficient_attention_backward
+        return backward(query, query, query, query, bias, query, *saved, 0.0, wanted)[0]
+
+    for gradient in (False, True):
+        with FakeTensorMode():
+            query = torch.empty(2, 4, 16, 64)
+            graph = make_fx(attend, decomposition_table=select_decomp_table(), tracing_mode="fake")(query).graph
+        assert drop_masks(graph) == (not gradient)
+        (call,) = graph.find_nodes(op="call_function", target=MASKED[3])
+        assert (call.args[4] is None, call.args[11:]) == ((True, (True,)) if not gradient else (False, ()))
+
+
+def test_a_mask_that_is_the_same_for_all_queries() -> None:
+    """It has one row, so its causality says nothing of the others."""
+
+    def attend(query: Tensor) -> Tensor:
+        bias = torch.where(torch.arange(16) < 1, 0.0, float("-inf")).view(1, 1, 1, 16)
+        return aten._scaled_dot_product_efficient_attention(query, query, query, bias, False)[0]
+
+    with FakeTensorMode():
+        graph = make_fx(attend, decomposition_table=select_decomp_table(), tracing_mode="fake")(torch.empty(2, 4, 16, 64)).graph
     assert drop_masks(graph) == 0

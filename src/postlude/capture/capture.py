@@ -2,7 +2,7 @@
 
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from math import prod
 from typing import TYPE_CHECKING
@@ -13,8 +13,9 @@ from torch.fx import Graph, Node
 
 from postlude.capture.gemm import RESHAPES, Gemm, NotAGemm, recognize
 from postlude.capture.grow import Growth, Settings
+from postlude.capture.heads import join_heads
 from postlude.capture.names import name_of
-from postlude.capture.rewrite import NotExpressible, Plan, Refused, plan, put_in, read_sizes_from_inputs
+from postlude.capture.rewrite import NotExpressible, Plan, Refused, check_sizes, plan, put_in, read_sizes_from_inputs
 from postlude.capture.sizes import hint
 from postlude.capture.trim import trim
 from postlude.ir import Reduce, Region
@@ -72,10 +73,7 @@ def capture(graph: Graph, settings: Settings, judge: Judge = lambda plan, growth
         if node in done:
             continue
         try:
-            gemm = recognize(node)
-            if gemm is None:
-                continue
-            growth, region_plan, choice = _choose(gemm, settings, frozenset(done), judge)
+            chosen = _chosen(node, settings, frozenset(done), judge)
         except (NotAGemm, NotExpressible, Unwanted) as reason:
             captured.append(Captured([name_of(node)], reason=str(reason), choice=getattr(reason, "choice", None)))
             done.add(node)
@@ -88,6 +86,9 @@ def capture(graph: Graph, settings: Settings, judge: Judge = lambda plan, growth
             captured.append(Captured([name_of(node)], reason=f"a fault in Postlude: {error!r}"))
             done.add(node)
             continue
+        if chosen is None:
+            continue
+        growth, region_plan, choice = chosen
         record = _record(region_plan, growth)
         record.choice = choice
         record.node = put_in(graph, region_plan)
@@ -117,6 +118,24 @@ class Unwanted(Exception):
     def __init__(self, choice: "Choice") -> None:
         super().__init__(choice.reason)
         self.choice = choice
+
+
+def _chosen(node: Node, settings: Settings, done: frozenset[Node], judge: Judge) -> "tuple[Growth, Plan, Choice | None] | None":
+    """What is put in the place of a node and what follows it, or None for one that multiplies nothing.
+
+    Raises:
+        NotAGemm, NotExpressible, Unwanted: it is left alone.
+    """
+    with ExitStack() as after:
+        if undo := join_heads(node):
+            after.callback(undo)
+        gemm = recognize(node)
+        if gemm is None:
+            return None
+        chosen = _choose(gemm, settings, done, judge)
+        check_sizes(node.graph, chosen[1])
+        after.pop_all()
+        return chosen
 
 
 def _choose(gemm: Gemm, settings: Settings, done: frozenset[Node], judge: Judge) -> "tuple[Growth, Plan, Choice | None]":

@@ -2,16 +2,18 @@
 
 Models build attention's masks from ranges, comparisons and reshapes. `Elements` follows such nodes for one symbolic element
 and gives numbers as sympy expressions, truth as a conjunction of inequalities. What depends on a graph's inputs, or goes
-beyond what is needed for masks, is `Unknown`. Sizes may be symbolic.
+beyond what is needed for masks, is `Unknown`; so is what a tensor's type may not hold, which would wrap or be rounded there.
+Sizes may be symbolic.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from math import inf
+from math import inf, isnan
 from typing import Any, TypeAlias, TypeVar
 
 import sympy
 import torch
+from torch._subclasses.fake_tensor import unset_fake_temporarily
 from torch.fx import Node
 
 aten = torch.ops.aten
@@ -22,6 +24,9 @@ Result = TypeVar("Result")
 
 #: Cases that are told apart before giving up.
 _MOST_CASES = 32
+
+#: No symbolic size is larger: the scores of so many queries or keys fill no memory.
+_LARGEST = 2**24
 
 
 class Unknown(Exception):
@@ -82,7 +87,9 @@ class Elements:
             rule = _RULES.get(node.target)
             if rule is None or not isinstance(node.meta.get("val"), torch.Tensor):
                 raise Unknown(node.name)
-            self._known[key] = rule(self, node, index)
+            if any(not known.kwarg_only for known in node.target._schema.arguments if known.name in node.kwargs):  # type: ignore[union-attr]
+                raise Unknown(f"{node.name} names its arguments")
+            self._known[key] = self._held(rule(self, node, index), node.meta["val"].dtype)
         return self._known[key]
 
     def cases(self, function: Callable[["Elements", Index], Result], lengths: Sequence[sympy.Expr]) -> Iterator[Result]:
@@ -150,6 +157,46 @@ class Elements:
             return FALSE
         raise Unknown(f"{left} == {right}")
 
+    def _held(self, element: Element, dtype: torch.dtype) -> Element:
+        """What a tensor of a type holds of an element: a constant is rounded to it.
+
+        Raises:
+            Unknown: it may hold something else.
+        """
+        if isinstance(element, Truth) != (dtype == torch.bool):
+            raise Unknown(f"{element} in {dtype}")
+        if isinstance(element, Truth):
+            return element
+        if isinstance(element, Choice):
+            return Choice(element.condition, self._number_held(element.yes, dtype), self._number_held(element.no, dtype))
+        return self._number_held(element, dtype)
+
+    def _number_held(self, number: sympy.Expr, dtype: torch.dtype) -> sympy.Expr:
+        if dtype.is_floating_point and number.is_number:
+            with unset_fake_temporarily():
+                return size(torch.tensor(float(number), dtype=dtype).item())
+        if not self.is_held(number, dtype):
+            raise Unknown(f"{number} in {dtype}")
+        return number
+
+    def is_held(self, number: sympy.Expr, dtype: torch.dtype) -> bool:
+        """Whether a type holds a whole number, for every index, without wrapping or rounding."""
+        if dtype.is_complex or dtype == torch.bool or not number.is_integer:
+            return False
+        most = int(2 / torch.finfo(dtype).eps) if dtype.is_floating_point else torch.iinfo(dtype).max
+        return self._magnitude(number) <= most and (dtype.is_signed or self.atleast0(number) == TRUE)
+
+    def _magnitude(self, number: sympy.Expr) -> int:
+        """What the absolute value of a number does not exceed."""
+        total = 0
+        for term, factor in sympy.expand(number).as_coefficients_dict().items():
+            term = term.subs(self.limits)
+            term = term.subs(dict.fromkeys(term.free_symbols, _LARGEST))
+            if not term.is_number:
+                raise Unknown(str(number))
+            total += abs(factor * term)
+        return int(total)
+
     def _bound(self, expression: sympy.Expr, *, upper: bool) -> sympy.Expr:
         """The least or greatest value of an expression that is linear in the indices."""
         for index in expression.free_symbols & self.limits.keys():
@@ -169,7 +216,7 @@ def constant(value: Any) -> Element:
         return TRUE if value else FALSE
     if isinstance(value, float) and value.is_integer():
         value = int(value)  # sympy's 0.0 is not its 0
-    if isinstance(value, (int, float)):
+    if isinstance(value, (int, float)) and not isnan(value):
         return sympy.oo * (1 if value > 0 else -1) if value in (inf, -inf) else sympy.sympify(value)
     if isinstance(value, torch.SymInt):
         return sympy.sympify(value.node.expr)
@@ -202,22 +249,10 @@ def _iota(of: Elements, node: Node, index: Index) -> Element:
 
 
 def _full(of: Elements, node: Node, index: Index) -> Element:
-    value = constant(node.args[1] if node.target is aten.full.default else node.args[0])
-    if isinstance(value, Truth) != (node.meta["val"].dtype == torch.bool):
-        raise Unknown(node.name)
-    return value
+    return constant(node.args[1] if node.target is aten.full.default else node.args[0])
 
 
 def _same(of: Elements, node: Node, index: Index) -> Element:
-    return of.argument(node.args[0], index)
-
-
-def _convert(of: Elements, node: Node, index: Index) -> Element:
-    source = node.args[0].meta["val"].dtype  # type: ignore[union-attr]
-    target = node.meta["val"].dtype
-    same_kind = source.is_floating_point == target.is_floating_point and (source == torch.bool) == (target == torch.bool)
-    if not same_kind or target.itemsize < min(source.itemsize, 4 if target.is_signed and not target.is_floating_point else 2):
-        raise Unknown(f"{node.name} may change values")
     return of.argument(node.args[0], index)
 
 
@@ -228,9 +263,9 @@ def _unsqueeze(of: Elements, node: Node, index: Index) -> Element:
 
 def _squeeze(of: Elements, node: Node, index: Index) -> Element:
     shape = node.args[0].meta["val"].shape  # type: ignore[union-attr]
-    dims = node.args[1] if len(node.args) > 1 else [d for d, length in enumerate(shape) if length == 1]
-    dropped = {int(d) % len(shape) for d in (dims if isinstance(dims, (list, tuple)) else [dims])}  # type: ignore[arg-type]
-    dropped = {d for d in dropped if size(shape[d]) == 1}
+    dims: Any = node.args[1] if len(node.args) > 1 else range(len(shape))
+    named = {int(d) % max(len(shape), 1) for d in ([dims] if isinstance(dims, int) else dims)}
+    dropped = {d for d, length in enumerate(shape) if d in named and size(length) == 1}
     rest = iter(index)
     return of.argument(node.args[0], tuple(sympy.Integer(0) if d in dropped else next(rest) for d in range(len(shape))))
 
@@ -280,9 +315,11 @@ def _cat(of: Elements, node: Node, index: Index) -> Element:
     tensors: Any = node.args[0]
     dim = int(node.args[1]) % len(index) if len(node.args) > 1 else 0  # type: ignore[arg-type]
     at = sympy.expand(index[dim])
-    for tensor in tensors:
+    if any(tensor.meta["val"].ndim != len(index) for tensor in tensors):
+        raise Unknown(f"{node.name} skips an empty vector")
+    for place, tensor in enumerate(tensors, 1):  # of which some may be the same
         length = size(tensor.meta["val"].shape[dim])
-        if tensor is tensors[-1] or of.atleast0(length - 1 - at) == TRUE:
+        if place == len(tensors) or of.atleast0(length - 1 - at) == TRUE:
             return of.argument(tensor, (*index[:dim], at, *index[dim + 1 :]))
         if of.atleast0(at - length) != TRUE:
             symbols = at.free_symbols & of.limits.keys()
@@ -308,6 +345,8 @@ def _pad(of: Elements, node: Node, index: Index) -> Element:
 
 def _cumsum(of: Elements, node: Node, index: Index) -> Element:
     """Only of what is the same number all along the dimension."""
+    if not index:
+        raise Unknown(f"{node.name} of a scalar")
     dim = int(node.args[1]) % len(index)  # type: ignore[arg-type]
     length = size(node.meta["val"].shape[dim])
     found = set()
@@ -335,16 +374,24 @@ def _arithmetic(operation: Callable[[sympy.Expr, sympy.Expr], sympy.Expr]) -> Ru
 def _comparison(operation: Callable[[Elements, sympy.Expr, sympy.Expr], Truth]) -> Rule:
     def rule(of: Elements, node: Node, index: Index) -> Element:
         left, right = of.argument(node.args[0], index), of.number(node.args[1], index)
-        if isinstance(left, Choice):
-            return _chosen(left.condition, decide(of, left.yes, right), decide(of, left.no, right))
-        return decide(of, left, right)
+        compared_as = torch.result_type(*map(_example, node.args[:2]))
 
-    def decide(of: Elements, left: Element, right: sympy.Expr) -> Truth:
-        if not (isinstance(left, sympy.Expr) and left.is_integer and right.is_integer):
-            raise Unknown(f"{left} and {right} are not integers")
-        return operation(of, left, right)
+        def compared(number: Element) -> Truth:
+            if not all(isinstance(n, sympy.Expr) and of.is_held(n, compared_as) for n in (number, right)):
+                raise Unknown(f"{number} and {right} in {compared_as}")
+            return operation(of, number, right)
+
+        if isinstance(left, Choice):
+            return _chosen(left.condition, compared(left.yes), compared(left.no))
+        return compared(left)
 
     return rule
+
+
+def _example(argument: Any) -> Any:
+    """An argument as type promotion sees it."""
+    value = argument.meta["val"] if isinstance(argument, Node) else argument
+    return 0 if isinstance(value, torch.SymInt) else value
 
 
 def _and(of: Elements, node: Node, index: Index) -> Element:
@@ -373,11 +420,11 @@ def negated(truth: Truth) -> Truth:
 
 
 def _chosen(condition: Truth, yes: Truth, no: Truth) -> Truth:
-    """One truth where a condition holds, another where it does not."""
+    """One truth where a condition holds, another where it does not. The condition is none that is decided."""
     if yes == no:
         return yes
     if no == FALSE:
-        return FALSE if yes.never else Truth(condition.atleast0 | yes.atleast0, condition.never)
+        return Truth(condition.atleast0 | yes.atleast0)
     if yes == FALSE and no == TRUE:
         return negated(condition)
     raise Unknown("conditions of another form")
@@ -420,7 +467,7 @@ _RULES: dict[Any, Rule] = {
     aten.clone.default: _same,
     aten.alias.default: _same,
     aten.expand.default: _same,
-    prims.convert_element_type.default: _convert,
+    prims.convert_element_type.default: _same,
     aten.unsqueeze.default: _unsqueeze,
     aten.squeeze.default: _squeeze,
     aten.squeeze.dim: _squeeze,

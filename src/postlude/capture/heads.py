@@ -6,7 +6,7 @@ kernels behind the call (FlashAttention, cuDNN) take fewer heads of keys and val
 queries reading head h // (heads of queries / heads of keys), which is what the repetition means.
 
 With one query for each head, as when a model generates, heads that share keys are taken together: they become the queries of
-one head, so its keys are read once. That is made undone for what does not become a Region.
+one head, so its keys are read once. That is undone at once for what does not become a Region.
 """
 
 import operator
@@ -17,7 +17,7 @@ from torch.fx import Graph, Node
 from torch.fx.experimental.symbolic_shapes import statically_known_true
 
 from postlude.capture.gemm import FEW_QUERIES, RESHAPES, arguments, by_name, set_arguments
-from postlude.capture.sizes import is_dense, same_shape
+from postlude.capture.sizes import is_dense, same, same_shape
 
 aten = torch.ops.aten
 
@@ -56,24 +56,15 @@ def share_heads(graph: Graph) -> int:
     return changed
 
 
-def join_heads(graph: Graph) -> Callable[[], None]:
-    """Make queries of one head of those that share keys, where each has one query; the graph is changed in place.
+def join_heads(node: Node) -> Callable[[], None] | None:
+    """Make queries of one head of those that share keys, if `node` is attention of one query for each; in place.
 
     Returns:
-        A function that undoes it for the calls that are still in the graph.
+        A function that undoes it as long as nothing else in the graph was changed, or None where nothing was done.
     """
-    undo = []
-    for target in ATTENTION:
-        for node in graph.find_nodes(op="call_function", target=target):
-            if by_name(node)["query"].meta["val"].device.type == DEVICE and (back := _joined(node)) is not None:
-                undo.append(back)
-
-    def undo_all() -> None:
-        for back in undo:
-            back()
-        graph.eliminate_dead_code()
-
-    return undo_all
+    if node.target not in ATTENTION or by_name(node)["query"].meta["val"].device.type != DEVICE:
+        return None
+    return _joined(node)
 
 
 def _joined(node: Node) -> Callable[[], None] | None:
@@ -84,9 +75,13 @@ def _joined(node: Node) -> Callable[[], None] | None:
     heads, queries, width = query.meta["val"].shape[1:]
     shared = key.meta["val"].shape[1]
     outputs = list(node.users)
-    if queries != 1 or not all(isinstance(size, int) for size in (heads, width, shared)) or heads % shared:
+    if not same(queries, 1) or not all(isinstance(size, int) for size in (heads, width, shared)):
         return None
-    if not 1 < heads // shared <= FEW_QUERIES or not same_shape(key.meta["val"].shape[:2], value.meta["val"].shape[:2]):
+    if (
+        not 0 < shared < heads <= FEW_QUERIES * shared
+        or heads % shared
+        or not same_shape(key.meta["val"].shape[:2], value.meta["val"].shape[:2])
+    ):
         return None
     if given.get("is_causal") or given.get("dropout_p") or len(outputs) != 1 or outputs[0].target is not operator.getitem:
         return None
@@ -96,15 +91,16 @@ def _joined(node: Node) -> Callable[[], None] | None:
     mask = given.get("attn_bias")
     if mask is not None and mask.target is aten.expand.default:
         (mask,) = mask.all_input_nodes[:1]
-    if mask is not None and (mask.meta["val"].ndim != 4 or mask.meta["val"].shape[1] != 1 or mask.meta["val"].shape[2] != 1):
+    if mask is not None and not (mask.meta["val"].ndim == 4 and same_shape(mask.meta["val"].shape[1:3], (1, 1))):
         return None
     graph, before = node.graph, (node.args, node.kwargs, node.meta["val"], output.meta["val"])
     fake = query.meta["val"].new_empty(())
+    changes = {"key": key, "value": value}
     with graph.inserting_before(node):
-        together = _call(graph, aten.view.default, query, [-1, shared, heads // shared, width])
+        changes["query"] = together = _call(graph, aten.view.default, query, [-1, shared, heads // shared, width])
         if mask is not None:
-            mask = _call(graph, aten.expand.default, mask, [-1, -1, heads // shared, -1])
-    set_arguments(node, given | {"query": together, "key": key, "value": value} | ({} if mask is None else {"attn_bias": mask}))
+            changes["attn_bias"] = _call(graph, aten.expand.default, mask, [-1, -1, heads // shared, -1])
+    set_arguments(node, given | changes)
     shape = (*together.meta["val"].shape[:3], value.meta["val"].shape[-1])
     output.meta["val"] = fake.new_empty(shape)
     node.meta["val"] = (output.meta["val"], *before[2][1:])
@@ -115,10 +111,10 @@ def _joined(node: Node) -> Callable[[], None] | None:
         user.replace_input_with(output, apart)
 
     def undo() -> None:
-        if node._erased:  # a Region took its place
-            return
         node.args, node.kwargs, node.meta["val"], output.meta["val"] = before
         apart.replace_all_uses_with(output)
+        for added in (apart, together, *([changes["attn_bias"]] if mask is not None else [])):
+            graph.erase_node(added)
 
     return undo
 

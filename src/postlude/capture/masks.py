@@ -14,7 +14,7 @@ from torch.fx import Graph, Node
 
 from postlude.capture.elements import TRUE, Choice, Element, Elements, Index, Truth, Unknown, negated, size
 from postlude.capture.gemm import by_name, set_arguments
-from postlude.capture.sizes import same
+from postlude.capture.sizes import same, same_shape
 
 aten = torch.ops.aten
 
@@ -25,6 +25,9 @@ MASKED = (
     aten._scaled_dot_product_cudnn_attention_backward.default,
     aten._scaled_dot_product_efficient_attention_backward.default,
 )
+
+#: Of backward ops that say so: which gradients are asked for, the mask's as the last.
+_NO_GRADIENT = [False] * 4
 
 #: Adding this or less hides a score: for minus infinity models write the least number of a type, and PyTorch gives cuDNN -65536.
 _HIDDEN = torch.finfo(torch.float16).min
@@ -38,12 +41,13 @@ def drop_masks(graph: Graph) -> int:
         for node in graph.find_nodes(op="call_function", target=target):
             given = by_name(node)
             mask = given.get("attn_bias")
-            if not isinstance(mask, Node) or given.get("is_causal"):
+            if not isinstance(mask, Node) or given.get("is_causal") or given.get("grad_input_mask", _NO_GRADIENT)[3]:
                 continue
             if mask not in proved:
                 proved[mask] = meaning(mask)
             lengths = [given[name].meta["val"].shape[2] for name in ("query", "key")]
-            if proved[mask] is None or (proved[mask] == "causal" and not same(*lengths)):
+            square = same(*lengths) and same_shape(mask.meta["val"].shape[-2:], lengths)
+            if proved[mask] is None or (proved[mask] == "causal" and not square) or mask.meta["val"].dtype == torch.bool:
                 continue
             set_arguments(node, given | {"attn_bias": None, "is_causal": proved[mask] == "causal"})
             changed += 1
@@ -87,6 +91,8 @@ def _visible(element: Element) -> Truth | None:
     if isinstance(element, Truth):
         return element
     if isinstance(element, Choice):
+        if not (element.yes.is_number and element.no.is_number):
+            return None
         if element.yes == 0 and element.no <= _HIDDEN:
             return element.condition
         return negated(element.condition) if element.no == 0 and element.yes <= _HIDDEN else None

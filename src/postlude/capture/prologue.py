@@ -120,7 +120,7 @@ class Prologue:
         source, dims = arguments(node)[:2]
         keep = arguments(node)[2] if len(node.args) > 2 else node.kwargs.get("keepdim", False)
         ndim = source.meta["val"].ndim
-        if [int(dim) % ndim for dim in dims] != [ndim - 1] or not keep or not same(source.meta["val"].shape[-1], self.size):
+        if [int(dim) % ndim for dim in dims or ()] != [ndim - 1] or not keep or not same(source.meta["val"].shape[-1], self.size):
             raise Stop(f"{node.name} reduces something else")
         total = self.program.reduce("sum", self._value(source, wide=True), self.axis)
         if node.target is aten.sum.dim_IntList:

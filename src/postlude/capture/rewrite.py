@@ -104,12 +104,8 @@ def plan(growth: Growth) -> Plan:
     return Plan(region, sources, tuple(map(tuple, results.values())), tuple(growth.absorbed), permutations, memory)
 
 
-def put_in(graph: Graph, plan: Plan) -> Node:
-    """Replace the absorbed nodes by the op. The caller sorts the graph afterwards.
-
-    Raises:
-        NotExpressible: a symbolic size is not to be had in the graph.
-    """
+def check_sizes(graph: Graph, plan: Plan) -> None:
+    """Raise NotExpressible where a symbolic size that `put_in` needs is not to be had in the graph."""
     sizes = SizeNodes(graph)
     needed = [s.expand for s in plan.sources if s.expand] + [
         tuple(node.meta["val"].shape) for nodes in plan.results for node in nodes
@@ -117,6 +113,11 @@ def put_in(graph: Graph, plan: Plan) -> Node:
     for shape in needed:
         for size in shape:
             sizes.check(size)
+
+
+def put_in(graph: Graph, plan: Plan) -> Node:
+    """Replace the absorbed nodes by the op. Its sizes were checked; the caller sorts the graph afterwards."""
+    sizes = SizeNodes(graph)
     positions = {node: index for index, node in enumerate(graph.nodes)}
     anchor = max(plan.absorbed, key=positions.__getitem__)
     with graph.inserting_after(anchor):

@@ -23,6 +23,11 @@ PROGRAMS = {
         "region(m, n, k); %x = operand [m, k] {0}; %w = operand [n, k] {0}; %e = exp %x; %sum = reduce sum k %e;"
         " %i = reciprocal %sum; %y = mul %e, %i; %acc = contract %y, %w : f32; yield [m, n] {0} %acc"
     ),
+    # Of 0, which stands in for what lies beyond k, it is infinite.
+    "inverse": (
+        "region(m, n, k); %x = operand [m, k] {0}; %w = operand [n, k] {0}; %i = reciprocal %x; %sum = reduce sum k %x;"
+        " %y = mul %i, %sum; %acc = contract %y, %w : f32; yield [m, n] {0} %acc"
+    ),
 }
 
 

@@ -6,12 +6,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from postlude.ir import parse
+from postlude.ir import parse, to_text
 from postlude.targets.triton import unsupported
 from postlude.targets.triton.attention import softmax_of
 from postlude.targets.triton.configs import Config, Device, attention
 from tests.targets.triton.attention import MASKS, region
-from tests.targets.triton.numerics import check
+from tests.targets.triton.numerics import check, run
 
 
 def operands(dtype: torch.dtype, mask: str, m: int, n: int, k: int, o: int, b: tuple[int, ...] = (2,)) -> list[Tensor]:
@@ -53,6 +53,13 @@ def test_parts_are_joined_several_at_a_time() -> None:
 def test_more_parts_than_keys() -> None:
     """Programs without keys leave parts that change nothing."""
     check(region("f32"), operands(torch.float32, "none", 2, 20, 16, 16), config(4))
+
+
+@pytest.mark.parametrize("splits", [1, 2, None])
+def test_no_keys(splits: int | None) -> None:
+    """A row that sees nothing gives 0, whatever the result's memory held."""
+    (result,) = run(region("f32"), operands(torch.float32, "none", 3, 0, 16, 24), splits and config(splits))
+    assert torch.equal(result, torch.zeros(2, 3, 24))
 
 
 @pytest.mark.parametrize("splits", [1, 3])
@@ -110,3 +117,7 @@ def test_blocks_fit_into_shared_memory(width: int) -> None:
     for element in (2, 4):
         config = attention(Device("sm_80", 108, 163 << 10), 4, 100_000, width, width, 8, element)
         assert config.stages * config.block_n * 2 * width * element <= 163 << 10 or config.block_n == 32
+
+
+def test_a_softmax_over_the_queries_is_no_attention() -> None:
+    assert softmax_of(parse(to_text(region("f32")).replace("reduce max n", "reduce max m"))) is None

@@ -4,6 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from postlude.errors import KernelBuildError
 from postlude.ir import parse
 from postlude.targets import cpp, cute
 from postlude.targets.triton import unsupported
@@ -55,6 +56,8 @@ def test_several_rows(m: int, config: str) -> None:
 
 def test_k_is_not_split() -> None:
     """A part of a row has no norm."""
+    with pytest.raises(KernelBuildError, match="part of a row"):
+        check(region("linear"), operands("linear", 1, 64), Config("gemm", 16, 16, 16, 4, 2, split_k=2))
     device, problem = Device("sm_90", 132, 232448), Problem(16, (4096,), 4096)
     assert choose(device, problem).split_k > 1
     assert choose(device, Problem(16, (4096,), 4096, whole_k=True)).split_k == 1

@@ -61,7 +61,9 @@ def _score(region: Region, weights: str) -> str | None:
 
     def reduced(name: str, kind: str) -> str | None:
         statement = by_name.get(name)
-        return statement.input if isinstance(statement, Reduce) and statement.kind == kind else None
+        if not isinstance(statement, Reduce) or (statement.kind, statement.axis) != (kind, region.types[weights].column):
+            return None
+        return statement.input
 
     def is_number(name: str, number: float) -> bool:
         statement = by_name.get(name)

@@ -238,7 +238,7 @@ def attention(device: Device, rows: int, keys: int, width: int, width_out: int, 
     block_n = max(32, min(128, 1 << (-(-keys // parts) - 1).bit_length()))
     while block_n > 32 and 2 * block_n * (block_k + block_o) * element > device.shared:
         block_n //= 2
-    splits = min(parts, -(-keys // block_n))
+    splits = max(1, min(parts, -(-keys // block_n)))
     stages = max(1, min(3, device.shared // (block_n * (block_k + block_o) * element)))
     chained = device.arch.startswith("sm_9")
     return Config("attention", block_m, block_n, block_k, 4, stages, splits, chained=chained, block_o=block_o, rows=there)

@@ -70,12 +70,26 @@ class Kernel(PlannedKernel):
         device = call.device()
         config = self.config or (call.attention(device, self.softmax) if self.softmax else configs.choose(device, call.problem()))
         file = f"<{module_name(generate(region).text)}>"
-        if config.form == "gemv" and config.block_m < sizes["m"]:
-            raise KernelBuildError(file, f"triton for {device.arch}, {config}", f"it computes no more than {config.block_m} rows")
+        if (reason := self._mismatch(config, sizes["m"])) is not None:
+            raise KernelBuildError(file, f"triton for {device.arch}, {config}", reason)
         try:
             return _largest_that_fits(call, config)
         except (OutOfResources, CompilationError) as error:
             raise KernelBuildError(file, f"triton for {device.arch}, {config}", str(error)[:2000]) from error
+
+    def _mismatch(self, config: Config, m: int) -> str | None:
+        """Why a configuration is not one of this Region, or None."""
+        if (config.form == "attention") != (self.softmax is not None):
+            return "the Region is of another form"
+        if config.form == "gemv" and config.block_m < m:
+            return f"it computes no more than {config.block_m} rows"
+        if (
+            config.split_k > 1
+            and not self.softmax
+            and any(c.left not in self.region.operand_index for c in self.region.contractions)
+        ):
+            return "a program with a part of a row can't compute its norm"
+        return None
 
 
 def _arranged(region: Region, tensors: Sequence[Tensor]) -> tuple[dict[str, int], list[dict[str, Extension] | None]]:

@@ -114,9 +114,11 @@ def in_loop(
             tensor = writer.region.operand_index[name]
             yield f"{value(name)} = {load(writer.at(tensor, index), mask)}.to({type})"
     yield from _statements(writer, prologue.inside, type)
-    yield f"{into} = {' * '.join(map(value, prologue.factors))}"
+    product = " * ".join(map(value, prologue.factors))
+    # What stands beyond the axis was loaded as 0, of which a function need not be 0, nor finite.
+    computed = not all(name in writer.region.operand_index for name in prologue.factors)
+    yield f"{into} = {f'tl.where({mask}, {product}, 0.0)' if computed else product}"
     for total in prologue.sums:
-        # What stands beyond the axis was loaded as 0, of which a function need not be 0.
         yield f"sum_{total.name}{suffix} += tl.where({mask}, {value(total.input)}, 0.0)"
 
 
