@@ -290,3 +290,15 @@ def test_program_too_large_for_a_kernel_is_left_to_inductor(tensors: Make) -> No
     torch._dynamo.reset()
     x, w = tensors((5, 7), (7, 6))
     torch.testing.assert_close(torch.compile(function, backend="postlude")(x, w), function(x, w), rtol=1e-3, atol=1e-3)
+
+
+def test_a_size_that_the_graph_has_no_node_for() -> None:
+    """The number of nonzero elements is no input's size: what needs it was found out when the graph was rewritten already."""
+
+    def function(x: Tensor, w: Tensor) -> Tensor:
+        return torch.relu(torch.nonzero(x[:, 0] > 0).float().expand(-1, 8) @ w)
+
+    x, w = torch.randn(20, 8), torch.randn(8, 8)
+    rewritten, (found,) = captured(function, x, w, dynamic=True, settings=Settings(strict=True))
+    assert "no node for the size" in found.reason
+    torch.testing.assert_close(rewritten(x, w), function(x, w))
