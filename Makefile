@@ -49,6 +49,7 @@ bench: $(VENV)/.bench
 bench-gpu: $(VENV)/.bench $(VENV)/.cuda
 	$(BIN)/python benchmarks/gpu_gemm.py --out benchmarks/results/gpu_gemm.json $(FLAGS)
 	$(BIN)/python benchmarks/gpu_decode.py --out benchmarks/results/gpu_decode.json
+	$(BIN)/python benchmarks/gpu_attention.py --out benchmarks/results/gpu_attention.json
 	$(BIN)/python benchmarks/gpu_llama.py --out benchmarks/results/gpu_llama.json
 
 clean:
