@@ -207,7 +207,7 @@ def _count(value: Any) -> bool:
 
 
 def _text(value: Any) -> bool:
-    """Text that can be stored: JSON may also spell halves of a character (``"\\ud800"``), which UTF-8 has not."""
+    """Text that can be stored: JSON may also spell halves of a character, which UTF-8 has not."""
     return isinstance(value, str) and not any("\ud800" <= character <= "\udfff" for character in value)
 
 
