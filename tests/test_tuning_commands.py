@@ -177,7 +177,7 @@ def test_durations(text: str, seconds: float) -> None:
     assert duration(text) == seconds
 
 
-@pytest.mark.parametrize("text", ["", "0s", "-1s", "1w", "soon", "nan"])
+@pytest.mark.parametrize("text", ["", "0s", "-1s", "1w", "soon", "nan", "99999999999d"])
 def test_a_time_that_is_none_is_refused(text: str) -> None:
     result = run("tune", "a:b", "--budget", text)
     assert result.exit_code == 2

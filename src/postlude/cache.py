@@ -383,13 +383,20 @@ if hasattr(os, "register_at_fork"):
 
 def folder() -> Path:
     """The cache folder: POSTLUDE_CACHE_DIR, else `postlude` in the user's cache folder."""
-    named = os.environ.get("POSTLUDE_CACHE_DIR")
-    return Path(named).expanduser().absolute() if named else platformdirs.user_cache_path("postlude")
+    return named_path("POSTLUDE_CACHE_DIR") or platformdirs.user_cache_path("postlude")
+
+
+def named_path(variable: str) -> Path | None:
+    """The absolute path that an environment variable names; None where it is not set, or empty.
+
+    As in a shell, a ``~`` that stands for no known home is part of the name.
+    """
+    return Path(os.path.expanduser(named)).absolute() if (named := os.environ.get(variable)) else None
 
 
 def default(root: Path | str | None = None) -> Cache:
     """The cache below `root` (default: `folder()`), one object per folder and process."""
-    path = folder() if root is None else Path(root).expanduser().absolute()
+    path = folder() if root is None else Path(os.path.expanduser(root)).absolute()
     with _caches_lock:
         if path not in _caches:
             _caches[path] = Cache(path)

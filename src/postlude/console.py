@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from contextlib import contextmanager
+import sys
+from contextlib import contextmanager, redirect_stdout
 from typing import TYPE_CHECKING
 
 import typer
@@ -35,6 +36,13 @@ def known_cause(error: BaseException | None) -> PostludeError | None:
     while error is not None and not isinstance(error, PostludeError):
         error = getattr(error, "inner_exception", None) or error.__cause__ or error.__context__
     return error
+
+
+@contextmanager
+def models_prints_as_messages() -> Iterator[None]:
+    """Send what the user's model prints to standard error: standard output is the command's own, which may be JSON."""
+    with redirect_stdout(sys.stderr):
+        yield
 
 
 @contextmanager

@@ -30,6 +30,9 @@ db = typer.Typer(no_args_is_help=True, help="The tuning database: what was measu
 
 _UNITS = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400}
 
+#: Seconds of a hundred years.
+_LONGEST = 36525 * 86400
+
 #: Rejected lines that are shown one by one.
 _SHOWN = 20
 
@@ -53,9 +56,10 @@ def register(app: typer.Typer) -> None:
 def duration(text: str) -> float:
     """Seconds of ``60s``, ``5m``, ``1.5h``, ``90d`` or ``60``."""
     found = re.fullmatch(r"(\d+(?:\.\d+)?)([smhd]?)", text.strip())
-    if not found or not float(found[1]):
-        raise typer.BadParameter(f"{text!r}: expected a time such as 60s, 5m, 1h or 90d")
-    return float(found[1]) * _UNITS[found[2]]
+    seconds = float(found[1]) * _UNITS[found[2]] if found else 0.0
+    if not 0 < seconds <= _LONGEST:
+        raise typer.BadParameter(f"{text!r}: expected a time such as 60s, 5m, 1h or 90d, of a hundred years at most")
+    return seconds
 
 
 # tune ----------------------------------------------------------------------------------------------------------------
@@ -74,7 +78,7 @@ def tune(
     to call it with, or a list of several sets of arguments. Compilations find what was measured by themselves.
     """
     from postlude import doctor
-    from postlude.console import clear_errors, messages, output
+    from postlude.console import clear_errors, messages, models_prints_as_messages, output
 
     seconds = duration(budget) if budget is not None else None
     with clear_errors():
@@ -84,9 +88,11 @@ def tune(
         from postlude.loading import TargetNotFound, load
         from postlude.tuning import tune as tune_example
 
-        example = load(target)
+        with models_prints_as_messages():
+            example = load(target)
         columns = (TextColumn("Tuning"), BarColumn(), MofNCompleteColumn(), TextColumn("GEMMs"), TimeElapsedColumn())
-        with Progress(*columns, TextColumn("left"), TimeRemainingColumn(), console=messages, transient=True) as progress:
+        left = (TextColumn("left"), TimeRemainingColumn())
+        with Progress(*columns, *left, console=messages, transient=True) as progress, models_prints_as_messages():
             task = progress.add_task("", total=None)
             try:
                 tuned = tune_example(

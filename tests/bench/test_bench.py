@@ -53,6 +53,9 @@ def test_cases_of_a_csv(tmp_path: Path) -> None:
         ("m,n,k,epilogue\n1,2,3,tanh\n", "line 2: 'tanh' is no epilogue"),
         ("m,n,k\n", "no lines below its header"),
         ("", "has no column m, n, k"),
+        (f"m,n,k\n1,2,{'9' * 5000}\n", "nine digits at most"),
+        ("m,n,k,m\n1,2,3,4\n", "has the column m twice"),
+        ('m,n,k\n1,2,"' + "3" * 200_000, "can't be read: field larger"),
     ],
 )
 def test_lines_that_say_nothing_are_named(text: str, reason: str, tmp_path: Path) -> None:
@@ -69,6 +72,7 @@ def test_lines_that_say_nothing_are_named(text: str, reason: str, tmp_path: Path
         ((), "Nothing to measure"),
         (("12x0x3",), "no size"),
         (("12x3",), "no size"),
+        (("99999999x99999999x99999999",), "can't be measured here"),
         (("1x2x3", "--dtype", "int3"), "no element type"),
         (("1x2x3", "--peer", "cublaz"), "no peer"),
         (("1x2x3", "--device", "tpu"), "no device"),
@@ -128,3 +132,8 @@ def test_sizes_times_epilogues_times_types() -> None:
     assert len(cases) == 2 * 2 * len(DTYPES)
     assert str(cases[0]) == "1x2x3 none, float32"
     assert Case(2, 3, 4, "swiglu").flops == 2 * Case(2, 3, 4).flops
+
+
+@pytest.mark.parametrize("number", ["nan", "inf"])
+def test_times_that_never_end_are_refused(number: str) -> None:
+    assert run("4x4x4", "--seconds", number).exit_code == 2

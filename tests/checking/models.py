@@ -75,3 +75,21 @@ class Restless(nn.Module):
 def stack(training: bool = False) -> tuple[Stack, Inputs]:
     torch.manual_seed(0)
     return Stack().train(training), Inputs((torch.randn(6, 32),))
+
+
+class Caching(nn.Module):
+    """Writes a row of a cache with each call, which no call may do once it is full; keeps tensors in lists."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(16, 16)
+        self.register_buffer("position", torch.zeros((), dtype=torch.long))
+        self.layers = [[torch.zeros(4, 16)]]
+        self.heard: list[str] = []
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.linear(x).relu()
+        self.layers[0][0].index_copy_(0, self.position[None], y[:1])
+        self.position += 1
+        self.heard.append("called")
+        return y + self.layers[0][0].sum() + len(self.heard)

@@ -15,9 +15,11 @@ from postlude.checking.faults import planted
 from postlude.checking.regions import Inspection
 from postlude.checking.result import Check
 from postlude.checking.run import CheckError
-from postlude.checking.state import same_bits
+from postlude.checking.sides import Runner
+from postlude.checking.state import State, same_bits
+from postlude.loading import Inputs
 from postlude.targets.base import Kernel
-from tests.checking.models import Nested, Restless, Stack, stack
+from tests.checking.models import Caching, Nested, Restless, Stack, stack
 
 
 def check(model: Callable[..., Any], inputs: Any, **keywords: Any) -> Check:
@@ -296,3 +298,45 @@ def test_a_model_without_a_product_has_no_regions() -> None:
     assert found.roofs is None
     assert "Region" not in str(found)
     assert found.to_html()
+
+
+def test_a_model_that_fills_a_cache_is_put_back_before_each_call(untimed: None) -> None:
+    model = Caching().eval()
+    found = check(model, torch.randn(3, 16))
+    assert found.passed, found.failures
+    assert found.speeds[0].latencies["postlude"].calls > 4  # more than the cache has rows
+    assert int(model.position) == 0
+    assert not model.layers[0][0].any()
+    assert model.heard == []
+
+
+def test_a_model_that_fails_when_it_is_called_again_is_a_clear_error(untimed: None) -> None:
+    linear, left = nn.Linear(16, 16).eval(), [object()] * 4
+
+    def model(x: Tensor) -> Tensor:
+        left.pop()  # raises in the fifth call; three were made to look for random numbers
+        return torch.relu(linear(x))
+
+    with pytest.raises(CheckError, match="set 0 of the inputs: IndexError: pop from empty list"):
+        check(model, torch.randn(3, 16))
+
+
+def test_sparse_outputs_are_compared(untimed: None) -> None:
+    linear = nn.Linear(16, 16).eval()
+
+    found = check(lambda x: torch.relu(linear(x)).to_sparse(), torch.randn(3, 16))
+    assert found.passed, found.failures
+    assert [row.shape for row in found.tensors] == [(3, 16)]
+
+
+def test_inputs_are_copied_as_they_lie_and_once() -> None:
+    inputs = (torch.randn(8, 32)[::2, ::2], torch.randn(1, 16).expand(4, 16), torch.randn(16, 4).T, torch.randn(0, 16))
+    state = State(torch.relu)
+    for given in inputs:
+        runner = Runner(torch.add, Inputs((given, given)), state, False)
+        one, other = runner.fresh().args
+        assert one is other
+        assert one is not given
+        assert one.data_ptr() != given.data_ptr() or not given.numel()
+        assert one.stride() == given.stride()
+        assert torch.equal(one, given)

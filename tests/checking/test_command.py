@@ -24,6 +24,16 @@ def target():
 def failing():
     return nn.Linear(4, 4), torch.randn(2, 3)
 
+def printing():
+    print("made")
+    linear = nn.Linear(16, 16).eval()
+
+    def model(x):
+        print("called")
+        return torch.relu(linear(x))
+
+    return model, torch.randn(2, 16)
+
 def nothing():
     return (lambda x: None), torch.randn(2, 3)
 """
@@ -93,3 +103,25 @@ def test_a_check_is_part_of_the_public_names() -> None:
     assert {"check", "Check"} <= set(dir(postlude))
     assert postlude.check.__module__ == "postlude.checking.run"
     assert torch.is_grad_enabled()
+
+
+def test_what_the_model_prints_is_no_part_of_the_json(script: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Inspection, "measure", lambda self, progress: None)
+    result = run(f"{script}:printing", "--seconds", "0.02", "--no-compile-times", "--max-slowdown", "1000", "--json")
+    assert json.loads(result.stdout)["passed"], result.output
+    assert "made" in result.stderr
+    assert "called" in result.stderr
+
+
+def test_a_report_that_is_there_stays_where_the_check_fails(script: str, tmp_path: Path) -> None:
+    page = tmp_path / "report.html"
+    page.write_text("of yesterday")
+    assert run(f"{script}:failing", "--html", str(page)).exit_code == 1
+    assert page.read_text() == "of yesterday"
+
+
+@pytest.mark.parametrize(
+    ("option", "number"), [("--max-slowdown", "nan"), ("--max-error", "nan"), ("--seconds", "nan"), ("--seconds", "inf")]
+)
+def test_limits_that_nothing_misses_are_refused(script: str, option: str, number: str) -> None:
+    assert run(script, option, number).exit_code == 2

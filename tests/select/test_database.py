@@ -14,12 +14,14 @@ from postlude.select.database import (
     Database,
     ForeignDatabaseError,
     NewerDatabaseError,
+    NoFileError,
     default_path,
     is_corrupt,
     new_owner,
     on_network,
 )
 from postlude.select.entry import Entry
+from postlude.select.knowledge import Knowledge, TuningDatabaseWarning
 from tests.select import kill_tuners
 from tests.select.entries import entry
 
@@ -210,6 +212,22 @@ def test_a_corrupt_file_is_moved_aside_and_what_can_be_read_of_it_is_kept(damage
     assert database.get(entry().key) == entry()
 
 
+def test_what_is_no_file_is_neither_used_nor_moved(tmp_path: Path) -> None:
+    """A device that is read as a database seems to be an empty one, and root may move it."""
+    os.mkfifo(tmp_path / "pipe.db")
+    (tmp_path / "folder.db").mkdir()
+    for name, reason in (("pipe.db", "no regular file"), ("folder.db", "a folder")):
+        database = Database(tmp_path / name)
+        uses = (lambda: list(database.rows()), lambda: database.put(entry()), lambda: database.remove(bool), database.set_aside)  # noqa: B023
+        for use in uses:
+            with pytest.raises(NoFileError, match=reason) as error:
+                use()
+            assert not is_corrupt(error.value)
+        with pytest.warns(TuningDatabaseWarning, match=reason):
+            Knowledge(tmp_path / name).put(entry())
+    assert {path.name for path in tmp_path.iterdir() if path.suffix == ".db"} == {"pipe.db", "folder.db"}
+
+
 def test_of_many_that_find_it_corrupt_one_moves_it_aside(database: Database) -> None:
     database.put(entry())
     database.path.write_text("not a database" * 100)
@@ -315,6 +333,11 @@ def test_where_the_database_is(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) 
     monkeypatch.delenv("POSTLUDE_TUNING_DB")
     monkeypatch.setenv("POSTLUDE_CACHE_DIR", str(tmp_path))
     assert default_path() == tmp_path / "tuning" / "tuning.db"
+    monkeypatch.chdir(tmp_path)
+    for variable, place in (("POSTLUDE_TUNING_DB", ""), ("POSTLUDE_CACHE_DIR", "tuning/tuning.db")):
+        monkeypatch.setenv(variable, "~no such user/x")  # as a shell takes it
+        assert default_path() == tmp_path / "~no such user/x" / place
+        monkeypatch.delenv(variable)
 
 
 def test_an_entry_of_another_environment_is_another_row(database: Database) -> None:

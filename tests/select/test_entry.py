@@ -70,6 +70,10 @@ def test_a_winner_that_failed_gives_way_to_the_next() -> None:
 
 BAD = {
     "not JSON": ("{", "not JSON"),
+    "half a character": (changed("peer", "\ud800"), "peer of the entry is '\\ud800': expected text"),
+    "half a character in a list": (changed("call.layout", ["2 1 @16", "\udfff"]), "expected a list of texts"),
+    "half a character in a name": (changed("versions", {"\ud800": "1"}), "expected an object of texts"),
+    "a time beyond all floats": (changed("candidates.0.high", 10**400), "expected a positive number"),
     "not an object": ("[1]", "not a line of postlude-tuning"),
     "another file": ('{"a": 1}', "not a line of postlude-tuning"),
     "a newer version": (changed("version", 2), "this Postlude reads version 1"),

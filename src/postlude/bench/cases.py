@@ -102,6 +102,8 @@ def from_csv(path: Path, epilogues: Iterable[str], dtypes: Iterable[str]) -> lis
             reader.fieldnames = [name.strip().lower() for name in reader.fieldnames or ()]
             if missing := [name for name in ("m", "n", "k") if name not in reader.fieldnames]:
                 raise CaseError(f"{path} has no column {', '.join(missing)}: a header m,n,k[,epilogue][,dtype] is expected.")
+            if double := [name for name in reader.fieldnames if name and reader.fieldnames.count(name) > 1]:
+                raise CaseError(f"{path} has the column {double[0]} twice.")
             cases: list[Case] = []
             for row in reader:
                 try:
@@ -112,7 +114,7 @@ def from_csv(path: Path, epilogues: Iterable[str], dtypes: Iterable[str]) -> lis
                             cases.append(_case(*size, epilogue, dtype))
                 except CaseError as error:
                     raise CaseError(f"{path}, line {reader.line_num}: {error}") from None
-    except (OSError, UnicodeError) as error:
+    except (OSError, UnicodeError, csv.Error) as error:
         raise CaseError(f"{path} can't be read: {error}") from error
     if not cases:
         raise CaseError(f"{path} has no lines below its header.")
@@ -120,9 +122,11 @@ def from_csv(path: Path, epilogues: Iterable[str], dtypes: Iterable[str]) -> lis
 
 
 def _size(text: str) -> tuple[int, int, int]:
-    found = re.fullmatch(r"(\d+)[x×](\d+)[x×](\d+)", text.strip().lower())
+    found = re.fullmatch(r"(\d{1,9})[x×](\d{1,9})[x×](\d{1,9})", text.strip().lower())
     if not found or not all(int(number) for number in found.groups()):
-        raise CaseError(f"{text!r} is no size: MxNxK with three positive numbers is expected, such as 128x1536x384.")
+        raise CaseError(
+            f"{text!r} is no size: MxNxK with three positive numbers of nine digits at most is expected, such as 128x1536x384."
+        )
     m, n, k = map(int, found.groups())
     return m, n, k
 

@@ -32,7 +32,7 @@ def bench(
     ] = None,
     peer: Annotated[list[str] | None, typer.Option(help="Only this peer; may be repeated. [default: all installed]")] = None,
     device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
-    seconds: Annotated[float, typer.Option(min=0.01, help="How long each peer is timed for each case.")] = 1.0,
+    seconds: Annotated[float, typer.Option(min=0.01, max=86400, help="How long each peer is timed for each case.")] = 1.0,
     threads: Annotated[int, typer.Option(min=0, help="Threads; 0 leaves torch's choice.")] = 0,
     as_json: Annotated[bool, typer.Option("--json", help="Print the results as JSON.")] = False,
     out: Annotated[Path | None, typer.Option(help="Write the results to this file as JSON.", dir_okay=False)] = None,
@@ -68,7 +68,7 @@ def bench(
         if not cases:
             raise CaseError("Nothing to measure: name sizes such as 128x1536x384, or a CSV with --csv.")
         if out is not None:
-            write(out, "")  # before the work, not after it
+            write(out)  # before the work, not after it
         chosen = [one for one in PEERS if not peer or one.name in peer]
         with messages.status("Measuring...") as status:
             found = measure(cases, chosen, device, seconds, lambda text: status.update(escape(text)))

@@ -9,10 +9,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from postlude.bench.cases import Case, built
+from postlude.bench.cases import Case, CaseError, built
 from postlude.bench.peers import PEERS, NotTaken, Peer
 from postlude.checking.accuracy import distance
 from postlude.checking.clock import Latency, Ratio, race, speedup
+from postlude.checking.result import finite
 from postlude.doctor import environment, first_line
 
 SCHEMA = 1
@@ -60,8 +61,11 @@ def measure(
 
 def _measured(case: Case, peers: Sequence[Peer], device: str, seconds: float, progress: Callable[[str], object]) -> Measured:
     found = Measured(case)
-    module, inputs = built(case, device)
-    exact = _exact(module, inputs)
+    try:
+        module, inputs = built(case, device)
+        exact = _exact(module, inputs)
+    except (RuntimeError, MemoryError) as error:
+        raise CaseError(f"{case} can't be measured here: {first_line(error)}. Name a smaller size.") from error
     calls: dict[str, Callable[[], Tensor]] = {}
     torch._dynamo.reset()  # the cases share code: none should walk the guards of those before it
     for peer in peers:
@@ -103,7 +107,8 @@ def record(found: Sequence[Measured], device: str) -> dict[str, Any]:
         }
         for one in found
     ]
-    return {"schema": SCHEMA, "device": device, "environment": environment(), "cases": cases, "mean_speedup": mean_speedup(found)}
+    plain = {"device": device, "environment": environment(), "cases": cases, "mean_speedup": mean_speedup(found)}
+    return {"schema": SCHEMA, **finite(plain)}
 
 
 def mean_speedup(found: Sequence[Measured]) -> dict[str, float]:

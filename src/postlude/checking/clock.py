@@ -63,10 +63,14 @@ def race(
     seconds: float,
     device: torch.device,
     on_round: Callable[[int], object] | None = None,
+    before: Callable[[], object] | None = None,
 ) -> dict[str, Latency]:
-    """Time the callables for about `seconds` each. A call on a GPU counts until the GPU has finished it."""
+    """Time the callables for about `seconds` each. A call on a GPU counts until the GPU has finished it.
+
+    `before` is called before each call, and does not count.
+    """
     samples: dict[str, list[list[float]]] = {name: [] for name in calls}
-    timed = {name: (lambda call=call: _timed(call, device)) for name, call in calls.items()}
+    timed = {name: (lambda call=call: _timed(call, device, before)) for name, call in calls.items()}
     names = list(calls)
     begin = time.perf_counter()
     for number in range(ROUNDS):
@@ -80,7 +84,11 @@ def race(
     return {name: _latency(rounds) for name, rounds in samples.items()}
 
 
-def _timed(call: Callable[[], object], device: torch.device) -> float:
+def _timed(call: Callable[[], object], device: torch.device, before: Callable[[], object] | None) -> float:
+    if before is not None:
+        before()
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
     begin = time.perf_counter()
     kept = call()
     if device.type == "cuda":

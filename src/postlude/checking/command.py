@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 from rich.markup import escape
 
-from postlude.console import clear_errors, messages, output
+from postlude.console import clear_errors, messages, models_prints_as_messages, output
 
 #: Exit code where the check ran and a bar was missed; 1 is for what could not be run, 2 for wrong usage.
 MISSED = 3
@@ -17,15 +17,22 @@ MISSED = 3
 def check(
     target: Annotated[str, typer.Argument(help="package.module:name or path/to/file.py:name, see above.")],
     max_slowdown: Annotated[
-        float, typer.Option(min=0, help="How many times the latency of the faster of eager and Inductor is allowed.")
+        float,
+        typer.Option(min=0, help="How many times the latency of the faster of eager and Inductor is allowed."),
     ] = 1.05,
     max_error: Annotated[
         float | None,
-        typer.Option(min=0, help="Largest relative error of an output or gradient. [default: as much as eager's own]"),
+        typer.Option(
+            min=0,
+            help="Largest relative error of an output or gradient. [default: as much as eager's own]",
+        ),
     ] = None,
     html: Annotated[Path | None, typer.Option(help="Write the report to this file, as one page.", dir_okay=False)] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
-    seconds: Annotated[float, typer.Option(min=0.01, help="How long each side is timed for each set of inputs.")] = 2.0,
+    seconds: Annotated[
+        float,
+        typer.Option(min=0.01, max=86400, help="How long each side is timed for each set of inputs."),
+    ] = 2.0,
     threads: Annotated[int, typer.Option(min=0, help="Threads; 0 leaves torch's choice.")] = 0,
     compile_times: Annotated[bool, typer.Option(help="Measure compile times, in processes with empty caches.")] = True,
     freeze: Annotated[bool, typer.Option("--freeze", help="Check with the option freeze: weights packed once.")] = False,
@@ -54,9 +61,9 @@ def check(
         if threads:
             torch.set_num_threads(threads)
         if html is not None:
-            write(html, "")  # before the work, not after it
+            write(html)  # before the work, not after it
         options: dict[str, Any] = {name: True for name, wanted in (("freeze", freeze), ("tune", tune)) if wanted}
-        with messages.status("Loading the model...") as status:
+        with messages.status("Loading the model...") as status, models_prints_as_messages():
             example = load(target)
             found = check_function(
                 example.function,
@@ -82,8 +89,8 @@ def check(
         raise typer.Exit(MISSED)
 
 
-def write(path: Path, text: str) -> None:
-    """Write a file.
+def write(path: Path, text: str | None = None) -> None:
+    """Write a file; without a text only see that it can be written, and leave what is there.
 
     Raises:
         ReportNotWritten: the folder is not there, or the disk refuses.
@@ -91,6 +98,9 @@ def write(path: Path, text: str) -> None:
     from postlude.errors import ReportNotWritten
 
     try:
-        path.write_text(text, encoding="utf-8")
+        if text is None:
+            path.open("a").close()
+        else:
+            path.write_text(text, encoding="utf-8")
     except OSError as error:
         raise ReportNotWritten(str(path), error.strerror or str(error)) from error

@@ -255,7 +255,7 @@ class Check:
 
     def record(self) -> dict[str, Any]:
         """Plain data for JSON, `schema` first. Numbers that JSON has not are strings (``"inf"``, ``"nan"``)."""
-        plain = _finite({**asdict(self), "passed": self.passed, "speedup": self.speedup})
+        plain = finite({**asdict(self), "passed": self.passed, "speedup": self.speedup})
         worst = self.worst_region
         return {"schema": SCHEMA, **plain, "worst_region": worst.name if worst else None}
 
@@ -281,9 +281,10 @@ class Check:
         return as_text(self)
 
 
-def _finite(value: Any) -> Any:
+def finite(value: Any) -> Any:
+    """Plain data with numbers that JSON has not as strings (``"inf"``, ``"nan"``)."""
     if isinstance(value, float) and not math.isfinite(value):
         return str(value)
     if isinstance(value, dict):
-        return {key: _finite(part) for key, part in value.items()}
-    return [_finite(part) for part in value] if isinstance(value, list | tuple) else value
+        return {key: finite(part) for key, part in value.items()}
+    return [finite(part) for part in value] if isinstance(value, list | tuple) else value

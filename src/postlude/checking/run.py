@@ -246,8 +246,9 @@ class _Run:
         for side in self.running:
             unstable: dict[str, None] = {}
             for index, first in enumerate(self.tensors[side]):
-                for _ in range(RUNS - 1):
-                    unstable |= dict.fromkeys(_different(first, self.runner(side, index).tensors()))
+                with self._failing_later(side, index):
+                    for _ in range(RUNS - 1):
+                        unstable |= dict.fromkeys(_different(first, self.runner(side, index).tensors()))
             self.found.sides[side].unstable = list(unstable)
 
     def accuracy(self) -> None:
@@ -301,12 +302,25 @@ class _Run:
         """Latencies of all sides, call by call in turn."""
         for index, _ in enumerate(self.sets):
             self.progress(f"Timing set {index + 1} of {len(self.sets)} of the inputs...")
-            latencies = race({side: self.runner(side, index).timed() for side in self.running}, seconds, self.device)
+            before = self._first_timed_calls(index)
+            latencies = race(
+                {side: self.runner(side, index).timed() for side in self.running}, seconds, self.device, before=before
+            )
             ours = latencies.get(POSTLUDE)
             others = {name: latency for name, latency in latencies.items() if name != POSTLUDE and ours is not None}
             ratios = {name: speedup(ours, latency) for name, latency in others.items()} if ours else {}
             self.found.speeds.append(Speed(index, latencies, ratios))
             self.state.rewind()
+
+    def _first_timed_calls(self, index: int) -> Callable[[], object] | None:
+        """Call each side once as it is timed. Where calls change the model, it must be put back before each: a cache is full."""
+        changed = False
+        for side in self.running:
+            with self._failing_later(side, index):
+                self.runner(side, index).timed()()
+            changed |= self.state.changed
+            self.state.rewind()
+        return self.state.rewind if changed else None
 
     def memory(self) -> None:
         """Peak memory of one call of each side."""
@@ -351,6 +365,18 @@ class _Run:
             raise CheckError(
                 f"The model fails in eager, before anything is compiled, for set {index} of the inputs: {_told(error)}"
             ) from error
+
+    @contextmanager
+    def _failing_later(self, side: str, index: int) -> Iterator[None]:
+        try:
+            yield
+        except Exception as error:
+            if side == EAGER:
+                raise CheckError(
+                    f"The model fails in eager when it is called again, for set {index} of the inputs: {_told(error)}. Weights,"
+                    " buffers, attributes and random numbers were put back before; what else it changes must not stop the next call."
+                ) from error
+            self.found.sides[side].failed = f"called again, {_told(error)}"
 
 
 class _Still:

@@ -97,7 +97,8 @@ class Runner:
 
     def fresh(self) -> Inputs:
         """A copy of the arguments, for a call that may change them."""
-        args, kwargs = tree_map(_copied, (self.inputs.args, self.inputs.kwargs))
+        known: dict[int, Any] = {}  # what is passed twice is one tensor in the copy too
+        args, kwargs = tree_map(lambda v: known.setdefault(id(v), _copied(v)), (self.inputs.args, self.inputs.kwargs))
         return Inputs(args, kwargs)
 
     def tensors(self) -> dict[str, Tensor]:
@@ -106,7 +107,7 @@ class Runner:
         inputs = self.fresh()
         with torch.set_grad_enabled(self.training):
             outputs = named_tensors(inputs.call(self.call))
-            found = {name: tensor.detach().clone() for name, tensor in outputs.items()}
+            found = {name: _dense(tensor.detach()) for name, tensor in outputs.items()}
             found |= {f"gradient of {name}": gradient for name, gradient in self._gradients(outputs, inputs).items()}
         self.state.rewind()
         return found
@@ -141,7 +142,17 @@ class Runner:
 def _copied(value: Any) -> Any:
     if not isinstance(value, Tensor):
         return value
-    return value.detach().clone(memory_format=torch.preserve_format).requires_grad_(value.requires_grad)
+    copy = value.detach().clone(memory_format=torch.preserve_format)
+    if value.layout == torch.strided and copy.stride() != value.stride() and value.numel():
+        # `clone` closes gaps between rows, and writes out what is only repeated: other code would be compiled and timed.
+        extent = 1 + sum((size - 1) * stride for size, stride in zip(value.shape, value.stride(), strict=True))
+        copy = value.detach().as_strided((extent,), (1,)).clone().as_strided(value.shape, value.stride())
+    return copy.requires_grad_(value.requires_grad)
+
+
+def _dense(tensor: Tensor) -> Tensor:
+    """A copy that can be compared element by element."""
+    return tensor.clone() if tensor.layout == torch.strided else tensor.to_dense()
 
 
 #: Gradients of outputs, by shape: made once, since a clock must not count them.

@@ -9,6 +9,7 @@ import functools
 import random
 import sys
 import types
+from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -46,6 +47,7 @@ class State:
         self._versions = {name: _version(tensor) for name, tensor in self.tensors.items()}
         self._gradients = {name: tensor.grad for name, tensor in self.tensors.items() if tensor.is_leaf}
         self._attributes = [(part, dict(part)) for module in self.modules.values() for part in _dictionaries(module)]
+        self._containers = [(part, copy.copy(part)) for module in self.modules.values() for part in _containers(vars(module))]
         self._steps = [copy.deepcopy(optimizer.state_dict()) for optimizer in self.optimizers]
         self.clear_gradients()
 
@@ -64,6 +66,19 @@ class State:
         for name in self._gradients:
             self.tensors[name].grad = None
 
+    @property
+    def changed(self) -> bool:
+        """Whether a call has changed tensors or attributes since they were put back."""
+        attributes = any(
+            part.keys() != saved.keys() or any(part[key] is not value for key, value in saved.items())
+            for part, saved in self._attributes
+        )
+        return (
+            attributes
+            or any(not _same_parts(part, saved) for part, saved in self._containers)
+            or any(_version(tensor) not in (-1, self._versions[name]) for name, tensor in self.tensors.items())
+        )
+
     def rewind(self) -> None:
         """Put everything back but the gradients, which stay away until `restore`. Cheap where nothing was changed."""
         self._rewind(lambda name: _version(self.tensors[name]) != self._versions[name])
@@ -81,6 +96,10 @@ class State:
             for key, value in saved.items():
                 if key not in part or part[key] is not value:
                     part[key] = value
+        for part, saved in self._containers:
+            if not _same_parts(part, saved):
+                part.clear()
+                (part.extend if isinstance(part, list | deque) else part.update)(saved)
         with torch.no_grad():
             for name, tensor in self.tensors.items():
                 if differs(name):
@@ -173,8 +192,44 @@ def _content(cell: types.CellType) -> Any:
 
 
 def _own_tensors(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    for part in (module._parameters, module._buffers, vars(module)):
+    for part in (module._parameters, module._buffers):
         yield from ((key, value) for key, value in part.items() if isinstance(value, Tensor))
+    yield from _attribute_tensors("", vars(module), ())
+
+
+#: Attributes of every module that hold what is walked otherwise, or no state.
+_PYTORCHS = frozenset(vars(nn.Module()))
+
+
+def _attribute_tensors(path: str, part: Any, above: tuple[int, ...]) -> Iterator[tuple[str, Tensor]]:
+    """Tensors that are attributes, or stand in lists, dicts and the like that are."""
+    if isinstance(part, Tensor):
+        yield path, part
+    elif isinstance(part, dict | list | tuple | deque) and id(part) not in above:
+        for key, value in part.items() if isinstance(part, dict) else enumerate(part):
+            if path or key not in _PYTORCHS:
+                yield from _attribute_tensors(f"{path}.{key}" if path else str(key), value, (*above, id(part)))
+
+
+def _containers(attributes: dict[str, Any]) -> Iterator[Any]:
+    """Lists, dicts and the like that are attributes, and those inside them: a call may change them in place."""
+    pending = [value for key, value in attributes.items() if key not in _PYTORCHS]
+    seen: set[int] = set()
+    while pending:
+        part = pending.pop()
+        if isinstance(part, list | dict | set | deque | tuple) and id(part) not in seen:
+            seen.add(id(part))
+            pending += _flat(part)
+            if not isinstance(part, tuple):
+                yield part
+
+
+def _same_parts(one: Any, other: Any) -> bool:
+    return len(one) == len(other) and all(a is b for a, b in zip(_flat(one), _flat(other), strict=True))
+
+
+def _flat(container: Any) -> list[Any]:
+    return [*container, *container.values()] if isinstance(container, dict) else list(container)
 
 
 def _dictionaries(module: nn.Module) -> list[dict[str, Any]]:

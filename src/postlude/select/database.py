@@ -89,6 +89,10 @@ class ForeignDatabaseError(sqlite3.DatabaseError):
     """The file is a database, or empty, and not one of ours."""
 
 
+class NoFileError(sqlite3.DatabaseError):
+    """The path names a folder, a device or the like: nothing that could be a database, or that may be moved."""
+
+
 def is_corrupt(error: BaseException) -> bool:
     """Whether an error says that the file itself is broken."""
     if isinstance(error, ForeignDatabaseError):
@@ -310,6 +314,8 @@ class Database:
             raise
 
     def _connected(self, parameters: str) -> sqlite3.Connection:
+        if self.path.exists() and not self.path.is_file():  # a device, read as a file, would seem to be an empty one
+            raise NoFileError("it is a folder" if self.path.is_dir() else "it is no regular file")
         connection = sqlite3.connect(
             f"file:{quote(str(self.path))}?{parameters}", uri=True, timeout=self.patience, isolation_level=None
         )
@@ -457,5 +463,4 @@ def _start_time(process: int) -> str | None:
 
 def default_path() -> Path:
     """Where the user's database is: POSTLUDE_TUNING_DB, else `tuning/tuning.db` in the cache folder."""
-    named = os.environ.get("POSTLUDE_TUNING_DB")
-    return Path(named).expanduser().absolute() if named else cache.folder() / "tuning" / "tuning.db"
+    return cache.named_path("POSTLUDE_TUNING_DB") or cache.folder() / "tuning" / "tuning.db"

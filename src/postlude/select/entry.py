@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import math
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from datetime import datetime
@@ -194,11 +195,11 @@ def microseconds(seconds: float) -> str:
 
 
 def _texts(value: Any) -> bool:
-    return isinstance(value, dict) and all(isinstance(k, str) and isinstance(v, str) for k, v in value.items())
+    return isinstance(value, dict) and all(_text(k) and _text(v) for k, v in value.items())
 
 
 def _counts(value: Any) -> bool:
-    return isinstance(value, dict) and all(isinstance(k, str) and _count(v) for k, v in value.items())
+    return isinstance(value, dict) and all(_text(k) and _count(v) for k, v in value.items())
 
 
 def _count(value: Any) -> bool:
@@ -206,15 +207,16 @@ def _count(value: Any) -> bool:
 
 
 def _text(value: Any) -> bool:
-    return isinstance(value, str)
+    """Text that can be stored: JSON may also spell halves of a character, which UTF-8 has not."""
+    return isinstance(value, str) and not any("\ud800" <= character <= "\udfff" for character in value)
 
 
 def _time(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value) and value > 0
+    return isinstance(value, int | float) and not isinstance(value, bool) and 0 < value <= sys.float_info.max
 
 
 def _list_of_text(value: Any) -> bool:
-    return isinstance(value, list) and all(isinstance(one, str) for one in value)
+    return isinstance(value, list) and all(map(_text, value))
 
 
 #: Field -> (test, what is expected, whether it may be missing).
