@@ -374,7 +374,7 @@ class _Run:
             if side == EAGER:
                 raise CheckError(
                     f"The model fails in eager when it is called again, for set {index} of the inputs: {_told(error)}. Weights,"
-                    " buffers, attributes and random numbers were put back before; what else it changes must not stop the next call."
+                    " buffers, attributes and random numbers were put back; what else it changes must not stop the next call."
                 ) from error
             self.found.sides[side].failed = f"called again, {_told(error)}"
 
