@@ -21,3 +21,12 @@ def tuning_database(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytes
     path = tmp_path_factory.mktemp("tuning") / "tuning.db"
     monkeypatch.setenv("POSTLUDE_TUNING_DB", str(path))
     return path
+
+
+@pytest.fixture(autouse=True)
+def wide_output(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Commands' tables are not broken into lines, whatever width the process that runs the tests was told (xdist's workers: 80)."""
+    from postlude import console
+
+    for one in (console.output, console.messages):
+        monkeypatch.setattr(one, "width", 200)
