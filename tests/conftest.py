@@ -25,7 +25,7 @@ def tuning_database(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytes
 
 @pytest.fixture(autouse=True)
 def wide_output(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Commands' tables are not broken into lines, whatever width the process that runs the tests was told (xdist's workers: 80)."""
+    """Tables are not broken into lines, whatever width the process that runs the tests was told (workers of xdist: 80)."""
     from postlude import console
 
     for one in (console.output, console.messages):

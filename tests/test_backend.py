@@ -228,6 +228,7 @@ def test_a_pass_of_the_users_own_still_runs() -> None:
         ({"rounding": "never"}, OptionError, "'once' or 'eager'"),
         ({"freeze": 1}, OptionError, "True or False"),
         ({"frieze": True}, OptionError, "did you mean 'freeze'"),
+        ({"frieze": True}, OptionError, r"\(compile_ahead, freeze, rounding, tune\)"),  # those that the README lists
         ({"max_autotune": "yes"}, RuntimeError, "Unexpected type"),
     ],
 )
@@ -275,6 +276,22 @@ def test_explain_counts_and_shows() -> None:
     assert "2 of 2 GEMMs" in text
     assert "up" in text
     assert explanation.regions[0].name == "up"
+
+
+def test_explain_tells_of_layers_that_are_one_operator() -> None:
+    layer = nn.TransformerEncoderLayer(16, 2, 32, batch_first=True)
+    model, x = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False).eval(), torch.randn(2, 5, 16)
+    with torch.no_grad():
+        explanation = postlude.explain(model, x)
+        assert (explanation.gemms, explanation.whole_layers) == (0, 2)
+        assert "set_fastpath_enabled(False)" in str(explanation)
+        torch.backends.mha.set_fastpath_enabled(False)
+        try:
+            explanation = postlude.explain(model, x)
+        finally:
+            torch.backends.mha.set_fastpath_enabled(True)
+        assert (explanation.gemms, explanation.whole_layers) == (12, 0)
+        assert "set_fastpath_enabled" not in str(explanation)
 
 
 def test_explain_says_what_was_chosen() -> None:

@@ -172,6 +172,7 @@ def test_explain_a_function_of_a_file(tmp_path: Path) -> None:
     ("target", "reason"),
     [
         ("small.py", "a colon and the name of a function"),
+        ("gone.py", "No such file"),
         ("small.py:absent", "no function 'absent'"),
         ("small.py:nothing", "should return a tuple"),
         ("gone.py:small", "No such file"),

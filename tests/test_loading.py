@@ -115,7 +115,8 @@ def test_a_file_that_can_not_be_imported(tmp_path: Path, monkeypatch: pytest.Mon
     for target, reason in {
         str(broken): "SyntaxError: invalid syntax",
         str(empty): "no function 'target'",
-        str(tmp_path / "gone.py"): "a colon and the name of a function were expected",
+        str(tmp_path / "gone.py"): "No such file",
+        str(tmp_path / "gone"): "a colon and the name of a function were expected",
         str(tmp_path / "gone.py:one"): "No such file",
         "no_such_package.module:one": "No module named 'no_such_package'",
     }.items():

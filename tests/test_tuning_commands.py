@@ -143,6 +143,21 @@ def test_a_budget_keeps_what_was_measured(script: str, monkeypatch: pytest.Monke
     assert "1 measured now, 3 were known" in run("tune", script).stdout  # it goes on from there
 
 
+def test_a_budget_that_ends_before_anything_is_measured_is_too_small(script: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def end() -> None:
+        session = tune.session()
+        assert session is not None
+        session.deadline = time.monotonic()
+
+    monkeypatch.setattr(tune, "measure", after(0, end))
+    result = run("tune", script, "--budget", "1h")
+    assert result.exit_code == 0, result.output
+    assert "0 measured now" in result.stdout
+    assert "Give a larger one" in flat(result.stderr)
+    assert "Run the same again" not in flat(result.stderr)
+    assert "dynamo_pgo" not in result.output
+
+
 def test_an_interrupt_keeps_what_was_measured(script: str, monkeypatch: pytest.MonkeyPatch) -> None:
     def interrupt() -> None:
         raise KeyboardInterrupt
@@ -311,11 +326,40 @@ def test_a_database_that_can_not_be_used_is_said_plainly(tmp_path: Path, monkeyp
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("POSTLUDE_TUNING_DB", str(tmp_path / "file" / "tuning.db"))
     (tmp_path / "one.jsonl").write_text(entry().to_json())
-    for arguments in (("import", str(tmp_path / "one.jsonl")), ("import", str(tmp_path / "gone.jsonl"))):
-        result = run("db", *arguments)
-        assert result.exit_code == 1
-        assert "can't be used" in flat(result.stderr)
-        assert "Traceback" not in result.output
+    result = run("db", "import", str(tmp_path / "one.jsonl"))
+    assert result.exit_code == 1
+    assert "tuning.db can't be used" in flat(result.stderr)
+    assert "POSTLUDE_TUNING_DB" in result.stderr
+    assert "Traceback" not in result.output
+
+
+@pytest.mark.parametrize(
+    ("command", "file", "expected"),
+    [
+        ("import", "gone.jsonl", "Name files that postlude db export wrote"),
+        ("merge", "gone.db", "Name other tuning databases"),
+        ("export", "gone/tuned.jsonl", "Name a file in a folder that exists"),
+    ],
+)
+def test_a_file_that_can_not_be_used_is_not_taken_for_the_database(
+    command: str, file: str, expected: str, tmp_path: Path
+) -> None:
+    result = run("db", command, str(tmp_path / file))
+    assert result.exit_code == 1
+    assert f"{tmp_path / file} can't be used" in flat(result.stderr)
+    assert expected in flat(result.stderr)
+    assert "POSTLUDE_TUNING_DB" not in result.stderr
+    assert "Traceback" not in result.output
+
+
+def test_an_export_without_entries_is_told(tmp_path: Path, tuning_database: Path) -> None:
+    Database(tuning_database).put(entry())
+    file = tmp_path / "tuned.jsonl"
+    result = run("db", "export", "--device", "No Such Chip", str(file))
+    assert result.exit_code == 0
+    assert f"written to {file}" in flat(result.stderr)
+    assert "no entries of a device whose name contains 'No Such Chip'" in flat(result.stderr)
+    assert "no entries" not in run("db", "export", str(file)).stderr
 
 
 def test_a_corrupt_database_is_moved_aside_by_a_command_too(tuning_database: Path) -> None:

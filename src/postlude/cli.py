@@ -203,8 +203,8 @@ def explain(
 ) -> None:
     """Show every GEMM of a model or function, what was fused with it, and what stopped further fusion.
 
-    The name in TARGET is a function without arguments. It returns a tuple: the model or function to explain, and after it
-    the arguments to call it with. Of several sets of arguments the first is taken.
+    The name in TARGET is a function without arguments; in a file it may be left out and is then `target`. It returns a tuple:
+    the model or function to explain, and after it the arguments to call it with. Of several sets of arguments the first is taken.
     """
     with clear_errors():
         examination.require_compile()

@@ -16,6 +16,9 @@ from postlude.ir import to_text
 from postlude.report import collecting
 from postlude.select.choice import Choice
 
+#: Operators that torch's modules call in inference for a whole layer, products and all. No graph shows what is in them.
+_WHOLE_LAYERS = (torch._transformer_encoder_layer_fwd, torch._native_multi_head_attention)
+
 
 @dataclass
 class ExplainedRegion:
@@ -60,9 +63,15 @@ class ExplainedRegion:
 
 @dataclass(repr=False)
 class Explanation:
-    """All GEMMs of all graphs of a model, in graph order. Prints as a table."""
+    """All GEMMs of all graphs of a model, in graph order. Prints as a table.
+
+    Attributes:
+        regions: one for each Region, and for each GEMM that was left to Inductor.
+        whole_layers: calls of operators that compute a layer in one piece, in which no GEMM can be found.
+    """
 
     regions: list[ExplainedRegion] = field(default_factory=list)
+    whole_layers: int = 0
 
     @property
     def gemms(self) -> int:
@@ -81,11 +90,18 @@ class Explanation:
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         """The table that `print` shows too."""
-        if not self.regions:
+        if self.whole_layers:
+            yield (
+                "nn.TransformerEncoderLayer and nn.MultiheadAttention take torch's fast path for inference here"
+                f" ({self.whole_layers}x): one operator for a whole layer, which no compiler looks into. To have it compiled,"
+                " call torch.backends.mha.set_fastpath_enabled(False) first."
+            )
+        elif not self.regions:
             yield (
                 "No matrix multiplication in the compiled graphs. torch.compile may have left parts of the model to eager:"
                 " TORCH_LOGS=graph_breaks shows them."
             )
+        if not self.regions:
             return
         table = Table("", "GEMMs", "kernel", "absorbed", "traffic saved", "stopped by", show_lines=False)
         for same in self._groups():
@@ -143,8 +159,12 @@ def explain(model_or_fn: Callable[..., Any], *args: Any, options: dict[str, Any]
 
     from postlude.backend import postlude
 
+    whole_layers = 0
+
     def backend(model: torch.fx.GraphModule, inputs: list[Any]) -> Callable[..., Any]:
         # A backend of its own: what Dynamo compiled for the model before is not taken for this.
+        nonlocal whole_layers
+        whole_layers += sum(node.target in _WHOLE_LAYERS for node in model.graph.nodes)
         return postlude(model, inputs, options=options)
 
     compiled = torch.compile(model_or_fn, backend=backend)
@@ -161,7 +181,7 @@ def explain(model_or_fn: Callable[..., Any], *args: Any, options: dict[str, Any]
     for index, (captured, _) in enumerate(collection.graphs):
         prefix = f"graph {index}: " if len(collection.graphs) > 1 else ""
         regions += [_explained(one, prefix) for one in captured]
-    return Explanation(regions)
+    return Explanation(regions, whole_layers)
 
 
 def _explained(captured: Captured, prefix: str) -> ExplainedRegion:

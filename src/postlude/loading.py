@@ -103,7 +103,7 @@ def _split(target: str) -> tuple[str, str]:
     place, separator, name = target.rpartition(":")
     if separator and name.isidentifier() and place:
         return place, name
-    if target.endswith(".py") and Path(target).is_file():
+    if target.endswith(".py"):
         return target, DEFAULT_NAME
     raise TargetNotFound(target, "a colon and the name of a function were expected at its end")
 
@@ -111,7 +111,7 @@ def _split(target: str) -> tuple[str, str]:
 def _from_file(place: str) -> ModuleType:
     path = Path(place).resolve()
     if not path.is_file():
-        raise FileNotFoundError(2, "No such file", place)
+        raise FileNotFoundError("No such file")
     if str(path.parent) not in sys.path:
         sys.path.insert(0, str(path.parent))  # as `python file.py` does
     # A name of its own: a file called types.py must not take another module's place.

@@ -57,7 +57,7 @@ class Options:
             if key.replace("-", "_") not in known:
                 close = difflib.get_close_matches(key, [*names, *known], n=1)
                 hint = f"; did you mean {close[0]!r}?" if close else ""
-                own_names = ", ".join(sorted(names))
+                own_names = ", ".join(sorted(names - {"fuse_all"}))  # that one is no promise to users
                 raise OptionError(key, rest[key], f"one of Postlude's options ({own_names}) or of Inductor's{hint}")
         return cls(**own), rest or None
 

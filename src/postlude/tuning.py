@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -65,7 +66,12 @@ def _run(example: Example, inputs: Inputs, options: dict[str, Any]) -> None:
 
     compiled = torch.compile(example.function, backend=backend)
     # A graph from a cache would come without a look at its Regions.
-    with config.patch(force_disable_caches=True), torch.set_grad_enabled(example.wants_grad):
+    with (
+        config.patch(force_disable_caches=True),
+        torch.set_grad_enabled(example.wants_grad),
+        warnings.catch_warnings(),
+    ):
+        warnings.filterwarnings("ignore", message="dynamo_pgo force disabled")
         result = inputs.call(compiled)
         losses = [one.sum() for one in _tensors(result) if one.requires_grad and not one.is_complex()]
         if losses:

@@ -38,13 +38,20 @@ _SHOWN = 20
 
 
 class DatabaseUnusable(PostludeError):
-    """The tuning database, or a file for it, can't be read or written."""
+    """The tuning database can't be read or written."""
 
     def __init__(self, path: object, reason: object) -> None:
         super().__init__(
             f"{path} can't be used: {reason}. A tuning database that this user may read and write was expected; set"
             " POSTLUDE_TUNING_DB to use another file, or POSTLUDE_CACHE_DIR to move all caches."
         )
+
+
+class FileUnusable(PostludeError):
+    """A file that entries should come from or go to can't be read or written."""
+
+    def __init__(self, path: object, reason: object, expected: str) -> None:
+        super().__init__(f"{path} can't be used: {reason}. Name {expected}.")
 
 
 def register(app: typer.Typer) -> None:
@@ -74,8 +81,9 @@ def tune(
 ) -> None:
     """Measure the kernels of a model on this machine, and keep in the tuning database what is fastest.
 
-    The name in TARGET is a function without arguments. It returns a tuple: the model or function, and after it the arguments
-    to call it with, or a list of several sets of arguments. Compilations find what was measured by themselves.
+    The name in TARGET is a function without arguments; in a file it may be left out and is then `target`. It returns a tuple:
+    the model or function, and after it the arguments to call it with, or a list of several sets of arguments. Compilations
+    find what was measured by themselves.
     """
     from postlude import doctor
     from postlude.console import clear_errors, messages, models_prints_as_messages, output
@@ -144,8 +152,14 @@ def tune(
         if not known.writes and session.measured:
             raise DatabaseUnusable(known.database.path, "what was measured could not be written")
         if tuned.ended == "budget":
-            kept = "what was measured is kept" if session.measured else "a Region takes some seconds: nothing was measured"
-            messages.print(f"The budget of {budget} is spent; {kept}. Run the same again to go on.")
+            if session.measured:
+                messages.print(f"The budget of {budget} is spent; what was measured is kept. Run the same again to go on.")
+            else:  # the same again would end in the same place
+                messages.print(
+                    f"The budget of {budget} was spent before anything more was measured: compiling the model counts too, and a"
+                    " Region takes some seconds. Give a larger one.",
+                    soft_wrap=True,
+                )
         if tuned.ended == "interrupted":
             messages.print("Interrupted; what was measured is kept. Run the same again to go on.")
             raise typer.Exit(130)
@@ -265,8 +279,15 @@ def export_entries(
             try:
                 write_lines(entries, file)
             except OSError as error:
-                raise DatabaseUnusable(file, error.strerror or error) from error
-        messages.print(f"{len(entries)} entries of {escape(str(database.path))} written", soft_wrap=True)
+                raise FileUnusable(file, error.strerror or error, "a file in a folder that exists and is writable") from error
+        where = "standard output" if str(file) == "-" else str(file)
+        messages.print(
+            f"{len(entries)} entries of {escape(str(database.path))} written to {escape(where)}",
+            soft_wrap=True,
+        )
+        if not entries:
+            of = "no entries" if device is None else f"no entries of a device whose name contains {device!r}"
+            messages.print(f"[yellow]The database has {escape(of)}; postlude db list shows what it has.[/]", soft_wrap=True)
 
 
 @db.command("import")
@@ -288,7 +309,7 @@ def import_entries(
                 with file.open("rb") as opened:
                     yield from read_lines(opened, str(file))
             except OSError as error:
-                raise DatabaseUnusable(file, error.strerror or error) from error
+                raise FileUnusable(file, error.strerror or error, "files that postlude db export wrote") from error
 
     _put_in(found)
 
@@ -303,7 +324,7 @@ def merge_databases(
     def found() -> Iterator[Entry | Rejected]:
         for file in files:
             if not file.is_file():
-                raise DatabaseUnusable(file, "there is no such file")
+                raise FileUnusable(file, "there is no such file", "other tuning databases")
             yield from read_database(file)
 
     _put_in(found)

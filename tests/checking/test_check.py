@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 import postlude
 from postlude import runtime
+from postlude.checking import machine
 from postlude.checking.faults import planted
 from postlude.checking.regions import Inspection
 from postlude.checking.result import Check
@@ -291,13 +292,22 @@ def test_a_model_with_nothing_to_compare(model: Callable[..., Any], inputs: Any,
         check(model, inputs)
 
 
+def test_a_cache_is_never_told_to_be_slower_than_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    seconds = {1: 1.0, 64: 1e6}  # something else ran while the small copies did
+    monkeypatch.setattr(machine, "_fastest_copy", lambda into, source, copies: seconds[copies])
+    found = machine.roofs(torch.device("cpu"), torch.float32)
+    assert found.cache == found.memory == machine.MEMORY_BYTES["cpu"]
+
+
 def test_a_model_without_a_product_has_no_regions() -> None:
     found = check(lambda x: x.relu() + 1, torch.randn(8))
     assert found.passed, found.failures
     assert not found.regions
     assert found.roofs is None
     assert "Region" not in str(found)
-    assert found.to_html()
+    assert "each kernel" not in str(found)
+    for text in (" ".join(str(found).split()), found.to_html()):
+        assert "No matrix multiplication was fused" in text
 
 
 def test_a_model_that_fills_a_cache_is_put_back_before_each_call(untimed: None) -> None:

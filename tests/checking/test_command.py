@@ -77,7 +77,7 @@ def test_a_missed_bar_has_its_own_exit_code(script: str, monkeypatch: pytest.Mon
 @pytest.mark.parametrize(
     ("name", "reason"),
     [
-        ("", "a colon and the name of a function"),
+        ("", "No such file"),
         (":absent", "no function 'absent'"),
         (":failing", "The model fails in eager, before anything is compiled, for set 0 of the inputs: RuntimeError"),
         (":nothing", "The model's output has no tensors"),

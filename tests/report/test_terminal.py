@@ -3,6 +3,7 @@
 import pytest
 
 from postlude.checking.accuracy import Error
+from postlude.checking.clock import BUSY, Latency
 from postlude.report import words
 from postlude.report.terminal import as_text
 from tests.report.test_page import example
@@ -25,6 +26,23 @@ def test_a_fault_is_told_first() -> None:
     assert "Do not ship this" in text.splitlines()[1]
     assert "worst Region: layers.1.up" in " ".join(text.replace("│", " ").split())
     assert "fault in kernel" in text
+
+
+def test_noise_is_told_by_the_terminal_the_page_and_the_json() -> None:
+    check = example()
+    assert not check.noisy
+    assert words.NOISY not in " ".join(as_text(check).split())
+    assert words.NOISY not in check.to_html()
+    # The rounds agree, but a few that were 300 times faster made most of the calls.
+    check.speeds[0].latencies["eager"] = Latency(66e-6, 23e-3, 25e-3, (0.020, 0.021, 0.020, 0.00006, 0.020), 500)
+    assert check.speeds[0].latencies["eager"].spread < BUSY
+    assert check.record()["noisy"]
+    assert words.NOISY in " ".join(as_text(check).split())
+    assert words.NOISY in check.to_html()
+
+
+def test_the_others_are_counted() -> None:
+    assert "(and 1 other)" in example(faulty=True).verdict
 
 
 def test_numbers_in_words() -> None:

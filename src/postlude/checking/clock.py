@@ -10,6 +10,8 @@ import torch
 
 #: Rounds of a measurement; the order of the callables rotates from one to the next.
 ROUNDS = 15
+#: Above this spread of the rounds, something else is running on the machine.
+BUSY = 0.15
 #: So many rounds are made, however slow a call is.
 AT_LEAST = 5
 
@@ -35,6 +37,11 @@ class Latency:
         """Half the distance between the quartiles of the rounds, relative to the median."""
         low, median, high = statistics.quantiles(self.rounds, n=4, method="inclusive")
         return (high - low) / 2 / median
+
+    @property
+    def noisy(self) -> bool:
+        """Whether the rounds differ among themselves, or from the calls all together: a few fast rounds have most of those."""
+        return self.spread > BUSY or abs(self.p50 / statistics.median(self.rounds) - 1) > BUSY
 
 
 @dataclass(frozen=True)

@@ -238,6 +238,11 @@ class Check:
         return not self.failures
 
     @property
+    def noisy(self) -> bool:
+        """Whether the timings vary so much that something else must have run on the machine."""
+        return any(latency.noisy for speed in self.speeds for latency in speed.latencies.values())
+
+    @property
     def worst_region(self) -> RegionFound | None:
         """The Region whose error is largest beside what it may be."""
         return max(self.regions, key=lambda region: region.badness, default=None)
@@ -255,7 +260,7 @@ class Check:
 
     def record(self) -> dict[str, Any]:
         """Plain data for JSON, `schema` first. Numbers that JSON has not are strings (``"inf"``, ``"nan"``)."""
-        plain = finite({**asdict(self), "passed": self.passed, "speedup": self.speedup})
+        plain = finite({**asdict(self), "passed": self.passed, "speedup": self.speedup, "noisy": self.noisy})
         worst = self.worst_region
         return {"schema": SCHEMA, **plain, "worst_region": worst.name if worst else None}
 

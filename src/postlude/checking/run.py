@@ -345,13 +345,17 @@ class _Run:
             self.found.regions_how = f"Regions were not looked into: {_told(error)}"
             return
         self.found.regions, self.found.left = inspection.regions, inspection.left
+        if not self.found.regions:
+            self.found.regions_how = (
+                "No matrix multiplication was fused, so all of this model is Inductor's code: postlude explain says why."
+            )
+            return
         self.found.regions_how = (
             "each kernel on the values that it gets for the first set of inputs, beside the nodes that it replaced: in float64,"
             " in eager, and compiled by Inductor"
         )
-        if self.found.regions:
-            self.progress("Measuring what the machine can do...")
-            self.found.roofs = roofs(self.device, getattr(torch, self.found.regions[0].dtype), self._fastest_region())
+        self.progress("Measuring what the machine can do...")
+        self.found.roofs = roofs(self.device, getattr(torch, self.found.regions[0].dtype), self._fastest_region())
 
     def _fastest_region(self) -> float:
         timed = [region for region in self.found.regions if region.seconds]

@@ -1,5 +1,7 @@
 """What a check's numbers mean: the bars that were missed, and one sentence."""
 
+from collections.abc import Sequence
+
 from postlude.checking.clock import Ratio
 from postlude.checking.result import EAGER, INDUCTOR, POSTLUDE, Check, RegionFound, Speed, Tensors
 
@@ -29,7 +31,7 @@ def _inaccurate(found: Check) -> list[str]:
         return []
     worst = max(missed, key=_excess)
     ours, eager = worst.errors[POSTLUDE], worst.errors[EAGER]
-    more = f" (and {len(missed) - 1} others)" if len(missed) > 1 else ""
+    more = _and_others(missed)
     culprit = found.worst_region
     where = f"; worst Region: {culprit.name}" if culprit is not None and culprit.badness > 1 else ""
     bar = f"{worst.bar:.1e} were allowed, eager has {eager.relative:.1e}"
@@ -46,7 +48,7 @@ def _faulty_regions(found: Check) -> list[str]:
     worst = found.worst_region
     if not faulty or worst is None:
         return []
-    more = f" (and {len(faulty) - 1} others)" if len(faulty) > 1 else ""
+    more = _and_others(faulty)
     return [f"the Region {worst.name}{more} is wrong: {_region_error(worst)}"]
 
 
@@ -55,6 +57,12 @@ def _region_error(region: RegionFound) -> str:
     whose = {"kernel": "its kernel departs from its program", "capture": "its program departs from the model"}
     blame = f"; {whose[region.blame]}" if region.blame else ""
     return f"its error is {ours.relative:.1e}, eager's on the same values {eager.relative:.1e}{blame}"
+
+
+def _and_others(found: Sequence[object]) -> str:
+    """What follows the name of the first."""
+    more = len(found) - 1
+    return f" (and {more} other{'s' * (more > 1)})" if more else ""
 
 
 def _unstable(found: Check) -> list[str]:

@@ -154,7 +154,9 @@ def _speed_figure(check: Check) -> Iterable[Figure]:
         best = {words.NAMES[speed.best_other or EAGER] for speed in check.speeds}
         over = best.pop() if len(best) == 1 else "the faster of eager and Inductor"
         mean = ", geometric mean" if several else ""
-        yield Figure("Speed", f"{check.speedup:.2f}×", f"of {over}{mean}", "bad" if slow else "good" if _faster(check) else "")
+        yield Figure(
+            "Speed", f"{check.speedup:.2f}×", f"as fast as {over}{mean}", "bad" if slow else "good" if _faster(check) else ""
+        )
 
 
 def _faster(check: Check) -> bool:
@@ -211,7 +213,7 @@ def _speed_plot(check: Check) -> Plot | None:
             )
             marks.append(Mark(side, 100 * latency.p50 / end, words.seconds(latency.p50), tip))
         best = speed.best_other
-        note = f"{words.ratio(speed.speedups[best])} of {words.NAMES[best]}" if best in speed.speedups and best else ""
+        note = f"{words.ratio(speed.speedups[best])} as fast as {words.NAMES[best]}" if best in speed.speedups and best else ""
         rows.append(Row(check.input_sets[speed.input_set], note, marks))
     return Plot(rows, [], "Median latency of one call; each set of inputs has a scale of its own.")
 

@@ -16,9 +16,6 @@ from postlude.report import words
 #: Outputs and gradients that are listed; the page and the JSON have all.
 MOST_ROWS = 12
 
-#: Above this spread of the rounds, something else is running on the machine.
-BUSY = 0.15
-
 
 def shown(check: Check) -> Iterator[Any]:
     """What a console prints, part by part."""
@@ -200,5 +197,5 @@ def _remarks(check: Check) -> Iterator[Text]:
         yield Text(f"Reference: {check.reference}.", style="yellow")
     if not check.regions and check.regions_how:
         yield Text(check.regions_how, style="yellow")
-    if any(latency.spread > BUSY for speed in check.speeds for latency in speed.latencies.values()):
-        yield Text("The timings vary a lot: something else runs on this machine, so take them as rough.", style="yellow")
+    if check.noisy:
+        yield Text(words.NOISY, style="yellow")

@@ -6,6 +6,9 @@ from postlude.checking.clock import Latency, Ratio
 #: Sides as a person writes them.
 NAMES = {"eager": "eager", "inductor": "Inductor", "postlude": "Postlude"}
 
+#: What is said of timings where something else ran too.
+NOISY = "The timings vary a lot: something else runs on this machine, so take them as rough."
+
 
 def seconds(value: float | None) -> str:
     """``1.52 ms``: three digits, in the unit that needs no zeros."""
