@@ -145,6 +145,7 @@ def _choose(gemm: Gemm, settings: Settings, done: frozenset[Node], judge: Judge)
         NotAGemm, NotExpressible, Unwanted: not alone either.
     """
     alone = _grown([gemm], settings, done)
+    refusal: Choice | None = None
     siblings = [] if gemm.batched else _siblings(alone[0], done)
     for gemms in ([gemm, *siblings], [gemm]) if siblings else ([gemm],):
         try:
@@ -155,9 +156,10 @@ def _choose(gemm: Gemm, settings: Settings, done: frozenset[Node], judge: Judge)
             choice = judge(region_plan, growth)
             if choice is None or not choice.unfused:
                 return growth, region_plan, choice
-    choice = judge(alone[1], alone[0])
-    assert choice is not None
-    raise Unwanted(choice)
+            if growth is alone[0]:
+                refusal = choice
+    assert refusal is not None
+    raise Unwanted(refusal)
 
 
 def _variants(
@@ -176,12 +178,13 @@ def _variants(
 def _with_norm(gemms: Sequence[Gemm], settings: Settings, done: frozenset[Node], plain: Growth) -> tuple[Growth, Plan] | None:
     """A Region as it was grown, but with the norm before its products, or None if that can't be."""
     readers = frozenset(gemm.node for gemm in plain.gemms)
+    if Growth(gemms, settings, norm_of=readers).prologue is None:
+        return None  # which shows before anything has grown
     try:
         growth, region_plan = _grown(gemms, settings, done, readers)
     except (NotAGemm, NotExpressible):
         return None
-    same = growth.prologue is not None and {gemm.node for gemm in growth.gemms} == readers
-    return (growth, region_plan) if same else None
+    return (growth, region_plan) if {gemm.node for gemm in growth.gemms} == readers else None
 
 
 def _grown(

@@ -131,6 +131,19 @@ class Extent:
 Statement = Contract | Apply | Reduce | Round | Const | Extent
 
 
+def behind(statements: Iterable[Statement], names: Iterable[str]) -> set[str]:
+    """Names of those of the statements that these values are, or are computed from."""
+    by_name = {statement.name: statement for statement in statements}
+    found: set[str] = set()
+    stack = list(names)
+    while stack:
+        name = stack.pop()
+        if name in by_name and name not in found:
+            found.add(name)
+            stack.extend(by_name[name].inputs)
+    return found
+
+
 @dataclass(frozen=True)
 class Yield:
     """One result: value `value`, rounded once to `dtype`, as a dense tensor with `axes`.
@@ -166,15 +179,7 @@ class Group:
 
     def behind(self, names: Iterable[str]) -> set[str]:
         """Those of the statements that these values are, or are computed from."""
-        statements = {s.name: s for s in self.statements}
-        found: set[str] = set()
-        stack = list(names)
-        while stack:
-            name = stack.pop()
-            if name in statements and name not in found:
-                found.add(name)
-                stack.extend(statements[name].inputs)
-        return found
+        return behind(self.statements, names)
 
     @cached_property
     def reduced(self) -> frozenset[str]:

@@ -69,13 +69,15 @@ class Kernel(PlannedKernel):
         call = _Call(region, tensors, layouts, sizes, precision)  # type: ignore[arg-type]
         device = call.device()
         config = self.config or (call.attention(device, self.softmax) if self.softmax else configs.choose(device, call.problem()))
-        file = f"<{module_name(generate(region).text)}>"
         if (reason := self._mismatch(config, sizes["m"])) is not None:
-            raise KernelBuildError(file, f"triton for {device.arch}, {config}", reason)
+            raise self._refusal(device, config, reason)
         try:
             return _largest_that_fits(call, config)
         except (OutOfResources, CompilationError) as error:
-            raise KernelBuildError(file, f"triton for {device.arch}, {config}", str(error)[:2000]) from error
+            raise self._refusal(device, config, str(error)[:2000]) from error
+
+    def _refusal(self, device: Device, config: Config, reason: str) -> KernelBuildError:
+        return KernelBuildError(f"<{module_name(generate(self.region).text)}>", f"triton for {device.arch}, {config}", reason)
 
     def _mismatch(self, config: Config, m: int) -> str | None:
         """Why a configuration is not one of this Region, or None."""

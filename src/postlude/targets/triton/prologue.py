@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from postlude.ir import Apply, Contract, Reduce, Region, Statement
+from postlude.ir.region import behind
 from postlude.targets.triton.writer import Writer, load, value
 
 
@@ -38,14 +39,8 @@ def prologue_of(region: Region, contraction: Contract) -> Prologue | None:
     if contraction.left not in by_name:
         return None
     axis, _ = region.contraction_axes(contraction)
-    needed: set[str] = set()
+    needed = behind(region.body, [contraction.left])
     reduced: set[str] = set()  # depend on a reduction
-    stack = [contraction.left]
-    while stack:
-        name = stack.pop()
-        if name in by_name and name not in needed:
-            needed.add(name)
-            stack.extend(by_name[name].inputs)
     statements = [s for s in region.body if s.name in needed]
     for statement in statements:
         if isinstance(statement, Contract) or (
@@ -72,30 +67,18 @@ def prologue_of(region: Region, contraction: Contract) -> Prologue | None:
 
     if not take(contraction.left):
         return None
-    over_k = {s.name for s in statements if region.types[s.name].column == axis}
-    inner = _behind(by_name, [*factors, *(s.input for s in statements if isinstance(s, Reduce))])
-    outer = _behind(by_name, scales)
+    sums = tuple(s for s in statements if isinstance(s, Reduce))
+    others = [s for s in statements if not isinstance(s, Reduce)]  # the walks back end at the reductions
+    inner = behind(others, [*factors, *(s.input for s in sums)])
+    outer = behind(others, scales)
     return Prologue(
         axis,
-        tuple(s for s in statements if s.name in inner and not isinstance(s, Reduce)),
+        tuple(s for s in others if s.name in inner),
         tuple(factors),
-        tuple(s for s in statements if isinstance(s, Reduce)),
-        tuple(s for s in statements if s.name in outer and not isinstance(s, Reduce) and s.name not in over_k),
+        sums,
+        tuple(s for s in others if s.name in outer),
         tuple(scales),
     )
-
-
-def _behind(by_name: dict[str, Statement], names: list[str]) -> set[str]:
-    """The statements that values are computed from, as far as the reductions."""
-    found: set[str] = set()
-    stack = list(names)
-    while stack:
-        name = stack.pop()
-        if name in by_name and name not in found:
-            found.add(name)
-            if not isinstance(by_name[name], Reduce):
-                stack.extend(by_name[name].inputs)
-    return found
 
 
 def started(prologue: Prologue, shape: str, type: str, suffix: str = "") -> Iterator[str]:
