@@ -5,17 +5,13 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from postlude.capture import Captured, Settings, reach
+from postlude.capture import Captured, Settings
 from postlude.ir import Contract, Region
 from postlude.ir.region import Reduce
 from postlude.select.choice import UNFUSED, Choice
 from tests.capture.graphs import captured
 
-
-@pytest.fixture(autouse=True)
-def tiles(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let the CPU's kernels own tiles: the rewritten graph can be run, which no GPU is needed for."""
-    monkeypatch.setattr(reach, "REACH", {})
+pytestmark = pytest.mark.usefixtures("tiles")
 
 
 def llama_norm(x: Tensor, weight: Tensor) -> Tensor:

@@ -4,18 +4,14 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from postlude.capture import Settings, reach
+from postlude.capture import Settings
 from postlude.capture.grow import Growth
 from postlude.capture.rewrite import Plan
 from postlude.ir.region import Apply, Reduce
 from postlude.select.choice import UNFUSED, Choice
 from tests.capture.graphs import captured
 
-
-@pytest.fixture(autouse=True)
-def tiles(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let the CPU's kernels own tiles: the rewritten graph can be run, which no GPU is needed for."""
-    monkeypatch.setattr(reach, "REACH", {})
+pytestmark = pytest.mark.usefixtures("tiles")
 
 
 def rms_norm(x: Tensor, weight: Tensor) -> Tensor:

@@ -2,20 +2,14 @@
 
 import pytest
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from tests.gpu.test_heads import attend
+
 
 def step(query: Tensor, key: Tensor, value: Tensor, visible: Tensor | None) -> Tensor:
-    groups = query.shape[1] // key.shape[1]
-    batch, heads, length, width = key.shape
-    key, value = (
-        x[:, :, None].expand(batch, heads, groups, length, width).reshape(batch, heads * groups, length, width)
-        for x in (key, value)
-    )
-    out = F.scaled_dot_product_attention(query, key, value, attn_mask=visible)
-    return out.transpose(1, 2).reshape(batch, 1, -1)
+    return attend(query, key, value, visible).transpose(1, 2).reshape(query.shape[0], 1, -1)
 
 
 def case(batch: int, heads: int, length: int, width: int, dtype: torch.dtype, masked: bool) -> list[Tensor | None]:

@@ -12,16 +12,20 @@ from cutlass import Float32
 from quack.epilogue.ops import EpiOp, EpiSmemBytes, RowVecLoad
 
 
-class ScalarLoad(EpiOp):
-    """A tensor of one element, read once per tile as float32."""
-
-    fn_port = "scalar"
+class _Given(EpiOp):
+    """A tensor that kernels take as it is given."""
 
     def param_fields(self) -> list[tuple[str, Any, Any]]:
         return [(self.name, object, None)]
 
     def to_params(self, gemm: Any, args: Any) -> dict[str, Any]:
         return {self.name: getattr(args, self.name)}
+
+
+class ScalarLoad(_Given):
+    """A tensor of one element, read once per tile as float32."""
+
+    fn_port = "scalar"
 
     @cute.jit
     def begin(self, gemm, param, smem_tensor, ctx):  # type: ignore[no-untyped-def]
@@ -65,7 +69,7 @@ class PairedRowLoad(RowVecLoad):
         return values
 
 
-class PairedTileLoad(EpiOp):
+class PairedTileLoad(_Given):
     """A tile [m, n] or [b, m, n] where the accumulator's columns are pairs: both columns of a pair see one element.
 
     Elements come straight from global memory: four threads read neighbours, and a thread's next elements lie in the same sector
@@ -73,12 +77,6 @@ class PairedTileLoad(EpiOp):
     """
 
     fn_port = "value"
-
-    def param_fields(self) -> list[tuple[str, Any, Any]]:
-        return [(self.name, object, None)]
-
-    def to_params(self, gemm: Any, args: Any) -> dict[str, Any]:
-        return {self.name: getattr(args, self.name)}
 
     @cute.jit
     def begin(self, gemm, param, smem_tensor, ctx):  # type: ignore[no-untyped-def]
