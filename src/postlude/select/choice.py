@@ -1,12 +1,13 @@
 """What was chosen for a Region, from what, and why: what reports show."""
 
 from dataclasses import dataclass
+from typing import Literal, TypeAlias
 
 #: The candidate that every Region has: its nodes go back to Inductor.
 UNFUSED = "unfused"
 
 #: Where a choice may come from.
-ORIGINS = ("user database", "shipped database", "measured", "rule")
+Origin: TypeAlias = Literal["user database", "shipped database", "measured", "rule"]
 
 
 @dataclass(frozen=True)
@@ -39,7 +40,7 @@ class Choice:
     """
 
     winner: str
-    origin: str
+    origin: Origin
     reason: str
     candidates: tuple[Candidate, ...] = ()
 

@@ -17,7 +17,7 @@ from typing import Any, NoReturn
 
 from postlude.ir import RegionError, RegionSyntaxError
 from postlude.op import region_of
-from postlude.select.choice import UNFUSED, Candidate, Choice
+from postlude.select.choice import UNFUSED, Candidate, Choice, Origin
 from postlude.select.subject import Call, digest
 from postlude.select.variants import Variant, variant_from
 
@@ -108,7 +108,7 @@ class Entry:
         won = [c for c in left if c.variant.name == self.winner]
         return won[0] if won else min(left, key=lambda c: c.seconds or math.inf, default=None)
 
-    def choice(self, origin: str, usable: Callable[[Variant], bool] = lambda variant: True) -> Choice | None:
+    def choice(self, origin: Origin, usable: Callable[[Variant], bool] = lambda variant: True) -> Choice | None:
         """What the entry chooses of what is usable; None if nothing is."""
         best = self.best(usable)
         if best is None:

@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 import torch
 
 from postlude.ir import Region
-from postlude.select.choice import UNFUSED, Choice
+from postlude.select.choice import UNFUSED, Choice, Origin
 from postlude.select.database import Database, default_path, is_corrupt
 from postlude.select.entry import Entry, EntryError
 from postlude.select.subject import Call, digest, environment
@@ -180,7 +180,7 @@ class Knowledge:
             )
 
 
-def _choice(entry: Entry, origin: str, names: Sequence[str]) -> Choice | None:
+def _choice(entry: Entry, origin: Origin, names: Sequence[str]) -> Choice | None:
     usable = {*names, UNFUSED}
     return entry.choice(origin, lambda variant: variant.target in usable)
 

@@ -54,7 +54,6 @@ class Target:
 #: which of them has a stride of 1 (-1: none, it is one element).
 Layout = tuple[tuple[int, int], ...]
 
-_PTX = "kernel.ptx"
 _OBJECT = "kernel.o"
 _FUNCTION = "launch"
 _lock = threading.Lock()
