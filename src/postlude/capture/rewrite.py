@@ -1,7 +1,7 @@
 """Puts a grown Region into the graph: one node of ``postlude::region`` in place of all absorbed nodes."""
 
 import operator
-from collections.abc import Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -102,6 +102,23 @@ def plan(growth: Growth) -> Plan:
     sources = tuple(growth.program.sources[index] for index in origin)
     memory = {node: growth.values[node].memory for nodes in results.values() for node in nodes}
     return Plan(region, sources, tuple(map(tuple, results.values())), tuple(growth.absorbed), permutations, memory)
+
+
+def extract(plan: Plan, inside: Collection[Node], outside: Iterable[Node]) -> Graph:
+    """A graph of the nodes `inside` alone, with placeholders for those `outside`; its outputs are one node for each result.
+
+    Placeholders have in their `meta` the node that they stand for, as ``"original"``.
+    """
+    graph = Graph()
+    copies: dict[Node, Node] = {}
+    for node in outside:
+        copies[node] = graph.placeholder(node.name)
+        copies[node].meta |= {"val": node.meta.get("val"), "original": node}
+    for node in plan.absorbed[0].graph.nodes:
+        if node in inside:
+            copies[node] = graph.node_copy(node, copies.__getitem__)
+    graph.output(tuple(copies[nodes[0]] for nodes in plan.results))
+    return graph
 
 
 def check_sizes(graph: Graph, plan: Plan) -> None:

@@ -20,7 +20,7 @@ from postlude import runtime
 from postlude.backend import RegionPass, compile_graph
 from postlude.capture import Captured
 from postlude.capture.grow import Growth
-from postlude.capture.rewrite import Plan
+from postlude.capture.rewrite import Plan, extract
 from postlude.checking.exact import NARROW
 from postlude.inductor import FROZEN
 from postlude.ir import Region
@@ -177,16 +177,8 @@ def _part(plan: Plan) -> Part:
                 pending.append(node)
     order = [node for node in plan.absorbed[0].graph.nodes if node in inside]
     outside = tuple(dict.fromkeys(source for node in order for source in node.all_input_nodes if source not in inside))
-    graph = Graph()
-    copies: dict[Node, Node] = {}
-    for node in outside:
-        copies[node] = graph.placeholder(node.name)
-        copies[node].meta["val"] = node.meta.get("val")
-    for node in order:
-        copies[node] = graph.node_copy(node, copies.__getitem__)
-    graph.output(tuple(copies[nodes[0]] for nodes in plan.results))
     permutations = tuple(plan.permutations.get(nodes[0]) for nodes in plan.results)
-    return Part(GraphModule({}, graph), outside, permutations)
+    return Part(GraphModule({}, extract(plan, inside, outside)), outside, permutations)
 
 
 class _Watching(Interpreter):

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from torch.fx import Graph, GraphModule, Node
 
-from postlude.capture.rewrite import Plan
+from postlude.capture.rewrite import Plan, extract
 from postlude.capture.sizes import hint
 from postlude.errors import KernelBuildError, KernelLoadError, PostludeError
 from postlude.inductor import FROZEN
@@ -166,17 +166,7 @@ def subgraph(plan: Plan) -> tuple[Graph, bool]:
         else:
             outside.setdefault(node)
             comparable = False
-    graph = Graph()
-    copies: dict[Node, Node] = {}
-    for node in outside:
-        copies[node] = graph.placeholder(node.name)
-        copies[node].meta["val"] = node.meta["val"]
-        copies[node].meta["original"] = node
-    for node in plan.absorbed[0].graph.nodes:
-        if node in inside:
-            copies[node] = graph.node_copy(node, copies.__getitem__)
-    graph.output(tuple(copies[nodes[0]] for nodes in plan.results))
-    return graph, comparable
+    return extract(plan, inside, outside), comparable
 
 
 def _is_view(node: Node) -> bool:
