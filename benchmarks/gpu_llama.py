@@ -9,6 +9,7 @@ turn. Decode reads a cache of 128 tokens. The error is that of the logits agains
 from __future__ import annotations
 
 import copy
+import time
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -22,13 +23,14 @@ if TYPE_CHECKING:
 DEVICE = "cuda"
 CACHED = 128
 CASES = (("prefill", 1, 2048), ("prefill", 4, 2048), ("decode", 1, 1), ("decode", 16, 1))
-#: Programmatic dependent launch between Inductor's own kernels is an option of Inductor, off unless asked for.
-PDL = {"triton.enable_pdl": True}
+#: Programmatic dependent launch between Inductor's own kernels is an option of Inductor, off unless asked for. Postlude makes it
+#: safe beside Regions, and switches it on there unless it is forbidden.
+PDL = "triton.enable_pdl"
 MODES: dict[str, dict[str, Any]] = {
     "inductor": {"backend": "inductor"},
-    "inductor, PDL": {"backend": "inductor", "options": PDL},
+    "inductor, PDL": {"backend": "inductor", "options": {PDL: True}},
     "postlude": {"backend": "postlude"},
-    "postlude, PDL": {"backend": "postlude", "options": PDL},
+    "postlude, no PDL": {"backend": "postlude", "options": {PDL: False}},
 }
 
 
@@ -83,6 +85,19 @@ def rewind(cache: Any) -> None:
             layer.cumulative_length = CACHED
 
 
+def call_time(run: Callable[[], torch.Tensor], calls: int = 30) -> float:
+    """Microseconds of a call that is in no graph, the best of several rounds: of a decode step, what the host takes."""
+    times = []
+    for _ in range(5):
+        torch.cuda.synchronize()
+        begin = time.perf_counter()
+        for _ in range(calls):
+            run()
+        torch.cuda.synchronize()
+        times.append((time.perf_counter() - begin) / calls * 1e6)
+    return min(times)
+
+
 @torch.no_grad()
 def main() -> None:
     options = common.parser(__doc__)
@@ -100,18 +115,27 @@ def main() -> None:
         reference = step(wide, kind, batch, length, lambda m: m)() if wide is not None else None
         del wide
         torch.cuda.empty_cache()
-        sides, errors, alive = {}, {}, []  # a graph reads what its function holds
+        sides, errors, calls, alive = {}, {}, {}, []  # a graph reads what its function holds
         for name in arguments.modes:
             run = step(model, kind, batch, length, lambda m, name=name: torch.compile(m, dynamic=False, **MODES[name]))
             logits = run().clone()
             errors[name] = common.relative_error(logits, reference) if reference is not None else float("nan")
+            calls[name] = call_time(run, 30 if kind == "decode" else 3)
             sides[name] = common.graph_of(run)
             alive.append(run)
         times = common.interleave(sides, arguments.rounds, repeats=20 if kind == "decode" else 3)
-        rows.append({"case": f"{kind} {batch}x{length}", "times": {n: vars(t) for n, t in times.items()}, "errors": errors})
+        rows.append(
+            {
+                "case": f"{kind} {batch}x{length}",
+                "times": {n: vars(t) for n, t in times.items()},
+                "errors": errors,
+                "calls": calls,
+            }
+        )
         ratio = times["inductor"].microseconds / times["postlude"].microseconds
         cells = "  ".join(
-            f"{n} {t.microseconds:8.1f} us (spread {t.spread:.1%}, error {errors[n]:.2e})" for n, t in times.items()
+            f"{n} {t.microseconds:8.1f} us (spread {t.spread:.1%}, error {errors[n]:.2e}, without a graph {calls[n]:.0f} us)"
+            for n, t in times.items()
         )
         print(f"{kind:8}{batch:3} x {length:<5} {cells}  {ratio:.3f}x", flush=True)
         common.save(arguments.out, {"layers": arguments.layers, "rows": rows})

@@ -20,7 +20,7 @@ from torch._inductor import custom_graph_pass
 from torch._inductor.custom_graph_pass import CustomGraphPass
 from torch.fx import Graph, GraphModule, Node
 
-from postlude import runtime
+from postlude import dependent_launch, runtime
 from postlude.capture import Captured, capture, count_gemms
 from postlude.capture.heads import share_heads
 from postlude.capture.masks import drop_masks
@@ -35,6 +35,9 @@ from postlude.select.knowledge import forget, knowledge
 from postlude.targets import cpp
 from postlude.targets.base import TARGETS, available
 
+#: Inductor's option of programmatic dependent launch.
+_PDL = "triton.enable_pdl"
+
 #: Passes that are told whether the graph is one of inference: torch 2.13 has them, 2.11 has not.
 _Aware: Any = getattr(custom_graph_pass, "CustomInferenceAwareGraphPass", CustomGraphPass)
 
@@ -46,6 +49,8 @@ class RegionPass(_Aware):
         self.options = options
         #: A pass that was configured in the same place already, by the user or another package.
         self.first = first
+        #: Whether Inductor's kernels may start early in graphs with Regions: unless the user has said what they may.
+        self.chains = False
 
     def __call__(self, graph: Graph, is_inference: bool | None = None) -> None:
         """Rewrite `graph` in place."""
@@ -67,6 +72,8 @@ class RegionPass(_Aware):
                     # Inductor's own freezing makes constants of weights: nobody expects a later change to be seen.
                     constant = not weights["placeholder"]
                     one.node.meta[FROZEN] = (weights["get_attr" if constant else "placeholder"], constant)
+        if self.chains and any(one.region and one.node and one.device == "cuda" for one in captured):
+            dependent_launch.enable()
         self.finish(graph, captured, is_inference)
 
     def finish(self, graph: Graph, captured: list[Captured], is_inference: bool) -> None:
@@ -95,7 +102,7 @@ class RegionPass(_Aware):
         known = knowledge()
         if self.options.tune:
             known.prepare()  # graphs are found again only beside the database that they were measured for
-        parts = (source_digest(), self.options.key(), _targets(), known.digest(), first)
+        parts = (source_digest(), self.options.key(), self.chains, _targets(), known.digest(), first)
         return hashlib.sha256(repr(parts).encode()).hexdigest()
 
 
@@ -175,7 +182,10 @@ def compile_graph(
         config["cpp.weight_prepack"] = False
         own = replace(own, freeze=True)
     first = config.get("post_grad_custom_pre_pass", inductor_config.post_grad_custom_pre_pass)
-    config["post_grad_custom_pre_pass"] = make_pass(own, first)
+    region_pass = config["post_grad_custom_pre_pass"] = make_pass(own, first)
+    if _PDL not in config:
+        config[_PDL] = inductor_config.triton.enable_pdl  # back to it when a graph is compiled
+        region_pass.chains = True
     compiled: Any = compile_fx(model, inputs, config_patches=config, **keywords)
     return compiled  # type: ignore[no-any-return]
 

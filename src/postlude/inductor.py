@@ -13,6 +13,7 @@ from torch._inductor import ir
 from torch._inductor.lowering import fallback_handler, register_lowering
 from torch._inductor.virtualized import V
 
+from postlude import dependent_launch
 from postlude.op import MAX_RESULTS, overload
 
 #: Key in a node's `meta`: the operands that may be packed ahead of time, and whether they are constants for good.
@@ -77,6 +78,7 @@ def _handle(wrapper: Any, device: str, program: str, frozen: tuple[tuple[int, ..
 
 
 def _lower(op: torch._ops.OpOverload, program: str, operands: Sequence[Any]) -> Any:
+    dependent_launch.mark(V.graph)
     if V.graph.cpp_wrapper or V.graph.fx_wrapper or not _is_root(V.graph):
         return fallback_handler(op, add_to_fallback_set=False)(program, operands)
     node: Any = V.graph.current_node
@@ -120,6 +122,7 @@ def _is_root(graph: Any) -> bool:
 
 def register() -> None:
     """Tell Inductor about every overload of the op; once per process."""
+    dependent_launch.install()
     for count in range(1, MAX_RESULTS + 1):
         op = overload(count)
 
