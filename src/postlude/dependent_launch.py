@@ -1,9 +1,9 @@
 """Programmatic dependent launch of Inductor's own kernels, beside Regions.
 
-With `triton.enable_pdl` Inductor launches its Triton kernels before the kernel ahead has ended. They may read before they wait for
-it, where Inductor knows that nothing they read comes from it. What a Region reads and writes it doesn't know. So in a graph with
-Regions each of Inductor's kernels waits before it touches any memory. What is left is most of the gain: the launch itself, which
-takes longer than a small kernel runs.
+With `triton.enable_pdl` Inductor launches its Triton kernels before the kernel ahead has ended. They may read before they wait
+for it, where Inductor knows that nothing they read comes from it. What a Region reads and writes it doesn't know. So in a graph
+with Regions each of Inductor's kernels waits before it touches any memory. What is left is most of the gain: the launch itself,
+which takes longer than a small kernel runs.
 """
 
 from typing import Any
@@ -31,7 +31,7 @@ def enable() -> None:
 def install() -> None:
     """Let no kernel rely on what came before it in a graph with Regions; once per process.
 
-    Inductor's scheduler keeps the node whose kernel was generated last. Where it has none, the next kernel waits before all it does.
+    Inductor's scheduler keeps the node whose kernel was generated last. Where it has none, the next kernel waits first of all.
     """
 
     def get(self: Any) -> Any:

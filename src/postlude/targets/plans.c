@@ -1,10 +1,11 @@
 /* Plans, looked up and launched: a CPython extension that keeps a call of a GPU kernel below a microsecond, but for the driver.
  *
- * Plan    how to launch the compiled functions of one Region for tensors of certain shapes: everything but the pointers
- * Plans   callable with a Region's tensors; finds their plan by types, devices, sizes and strides, or asks Python for one
+ * Plan     how to launch the compiled functions of one Region for tensors of certain shapes: everything but the pointers
+ * Kernel   the same for one kernel that the CUDA driver launches
+ * Plans    callable with a Region's tensors; finds their plan by types, devices, sizes and strides, or asks Python for one
  *
- * A plan holds for pointers that are multiples of ALIGNMENT; others go to Python. It is a Plan, launched from here, or any
- * callable(pointers, tensors), whose answer False says that it has done nothing. It is compiled at first use against the running
+ * A plan holds for pointers that are multiples of ALIGNMENT; others go to Python. It is a Plan or a Kernel, launched from here, or
+ * any callable(pointers, tensors), whose answer False says that it has done nothing. This file is compiled at first use against the running
  * interpreter's headers and knows torch and TVM-FFI only by the addresses of a few C functions that plans.py hands to configure().
  * They take a pointer to an at::Tensor, which is one pointer to a TensorImpl: the address of a variable that holds the TensorImpl's
  * address serves as one. The caller holds its arguments, so that the TensorImpl outlives the call.
@@ -20,6 +21,7 @@
 #include <string.h>
 
 enum { MAX_TENSORS = 64, MAX_DIMS = 8, MAX_PLANS = 4096, ALIGNMENT = 16, DL_CUDA = 2 };
+enum { MAX_ARGUMENTS = 256, MAX_STREAMS = 16, EARLY_START = 6 }; /* 6: CUDA's number of programmatic stream serialization */
 enum { WORDS = MAX_TENSORS * (3 + 2 * MAX_DIMS) };
 enum { WORKSPACE = -1, TORCH_BYTE = 0, TORCH_CUDA = 1 }; /* a source; c10's numbers of a type and a device type */
 
@@ -240,10 +242,10 @@ static int in_order(const Plan *plan, void *const *pointers) {
 }
 
 /* Memory for one call, as torch's allocator gives it: what takes it next on this stream runs after the call. */
-static void *allocate(const Plan *plan, void **memory) {
+static void *allocate(int32_t device, int64_t bytes, void **memory) {
   const int64_t one = 1;
   void *tensor = NULL;
-  if (torch.empty(1, &plan->workspace, &one, TORCH_BYTE, TORCH_CUDA, plan->device, &tensor)) return NULL;
+  if (torch.empty(1, &bytes, &one, TORCH_BYTE, TORCH_CUDA, device, &tensor)) return NULL;
   if (torch.data(tensor, memory)) {
     torch.delete(tensor);
     return NULL;
@@ -254,7 +256,7 @@ static void *allocate(const Plan *plan, void **memory) {
 /* Launch; nonzero where a function refused. */
 static int launch(const Plan *plan, void *const *pointers) {
   void *stream, *old, *memory = NULL, *workspace = NULL;
-  if (plan->workspace && !(workspace = allocate(plan, &memory))) return -1;
+  if (plan->workspace && !(workspace = allocate(plan->device, plan->workspace, &memory))) return -1;
   if (torch.current_stream(plan->device, &stream) || torch.set_stream(DL_CUDA, plan->device, stream, &old)) {
     if (workspace) torch.delete(workspace);
     return -1;
@@ -284,6 +286,158 @@ static PyType_Slot plan_slots[] = {
 };
 
 static PyType_Spec plan_spec = {"postlude.Plan", sizeof(Plan), 0, Py_TPFLAGS_DEFAULT, plan_slots};
+
+/* Kernel ------------------------------------------------------------------------------------------------------------ */
+
+/* CUlaunchAttribute and CUlaunchConfig, as the driver's interface fixes them. */
+typedef struct {
+  int32_t id, unused, value, rest[15];
+} Attribute;
+
+typedef struct {
+  uint32_t grid[3], block[3], shared;
+  void *stream;
+  Attribute *attributes;
+  uint32_t count;
+} Config;
+
+typedef int (*launch_t)(const Config *config, void *function, void **arguments, void **extra);
+typedef int (*get_device_t)(int *device);
+typedef int (*is_capturing_t)(void *stream, int *status);
+
+typedef struct {
+  PyObject_HEAD
+  PyObject *keep; /* what holds the kernel in memory */
+  launch_t launch;
+  get_device_t current_device; /* of the current context */
+  is_capturing_t is_capturing;
+  void *function;
+  int32_t device;
+  uint32_t grid, block, shared;
+  int32_t early;     /* whether it may start before the kernel ahead has ended */
+  int32_t tensors;   /* pointers to tensors, which come first */
+  int64_t workspace; /* bytes of the memory that comes after them, which counters follow; 0: neither */
+  int32_t count;
+  uint64_t *arguments; /* all; pointers are filled in */
+  struct {
+    void *stream;
+    uint64_t counters;
+  } streams[MAX_STREAMS]; /* counters of the last streams */
+  uint32_t remembered;
+} Kernel;
+
+static PyTypeObject *kernel_type;
+
+static void kernel_dealloc(PyObject *self) {
+  PyTypeObject *type = Py_TYPE(self);
+  free(((Kernel *)self)->arguments);
+  Py_XDECREF(((Kernel *)self)->keep);
+  PyObject_Free(self);
+  Py_DECREF(type);
+}
+
+static PyObject *kernel_new(PyTypeObject *type, PyObject *args, PyObject *kwargs) {
+  static char *names[] = {"driver", "function", "device", "grid",      "block", "shared",
+                          "early",  "tensors",  "arguments", "workspace", "keep",  NULL};
+  Py_ssize_t launch, current_device, is_capturing, function;
+  PyObject *arguments, *keep;
+  int device, early, tensors;
+  unsigned grid, block, shared;
+  long long workspace;
+  if (!PyArg_ParseTupleAndKeywords(args, kwargs, "(nnn)niIIIpiO!LO:Kernel", names, &launch, &current_device, &is_capturing,
+                                   &function, &device, &grid, &block, &shared, &early, &tensors, &PyTuple_Type, &arguments,
+                                   &workspace, &keep))
+    return NULL;
+  Py_ssize_t count = PyTuple_GET_SIZE(arguments);
+  if (count > MAX_ARGUMENTS || tensors < 0 || tensors > MAX_TENSORS || tensors + (workspace > 0 ? 2 : 0) > count)
+    return PyErr_Format(PyExc_ValueError, "a kernel has no %zd arguments of which %d are tensors", count, tensors);
+  Kernel *kernel = PyObject_New(Kernel, type);
+  if (!kernel) return NULL;
+  memset((char *)kernel + sizeof(PyObject), 0, sizeof *kernel - sizeof(PyObject));
+  kernel->keep = Py_NewRef(keep);
+  kernel->launch = (launch_t)(uintptr_t)launch;
+  kernel->current_device = (get_device_t)(uintptr_t)current_device;
+  kernel->is_capturing = (is_capturing_t)(uintptr_t)is_capturing;
+  kernel->function = (void *)(uintptr_t)function;
+  kernel->device = device;
+  kernel->grid = grid;
+  kernel->block = block;
+  kernel->shared = shared;
+  kernel->early = early;
+  kernel->tensors = tensors;
+  kernel->workspace = workspace;
+  kernel->count = (int32_t)count;
+  kernel->arguments = calloc((size_t)count + 1, sizeof(uint64_t));
+  if (!kernel->arguments) {
+    Py_DECREF(kernel);
+    return PyErr_NoMemory();
+  }
+  for (Py_ssize_t i = 0; i < count; ++i) kernel->arguments[i] = PyLong_AsUnsignedLongLongMask(PyTuple_GET_ITEM(arguments, i));
+  if (PyErr_Occurred()) {
+    Py_DECREF(kernel);
+    return NULL;
+  }
+  return (PyObject *)kernel;
+}
+
+/* remember(stream, counters): the counters that calls on a stream take, outside of captures. */
+static PyObject *kernel_remember(PyObject *self, PyObject *args) {
+  Kernel *kernel = (Kernel *)self;
+  Py_ssize_t stream, counters;
+  if (!PyArg_ParseTuple(args, "nn:remember", &stream, &counters)) return NULL;
+  uint32_t at = 0;
+  while (at < MAX_STREAMS && !(kernel->streams[at].counters && kernel->streams[at].stream == (void *)(uintptr_t)stream)) ++at;
+  if (at == MAX_STREAMS) at = kernel->remembered++ % MAX_STREAMS;
+  kernel->streams[at].stream = (void *)(uintptr_t)stream;
+  kernel->streams[at].counters = (uint64_t)counters;
+  Py_RETURN_NONE;
+}
+
+/* The current stream and all arguments but the workspace; nonzero where Python must do it. */
+static int prepare(const Kernel *kernel, void *const *pointers, void **stream, uint64_t *arguments) {
+  int device, capturing;
+  if (kernel->current_device(&device) || device != kernel->device || torch.current_stream(kernel->device, stream)) return -1;
+  memcpy(arguments, kernel->arguments, sizeof(uint64_t) * (size_t)kernel->count);
+  for (int32_t i = 0; i < kernel->tensors; ++i) arguments[i] = (uint64_t)(uintptr_t)pointers[i];
+  if (!kernel->workspace) return 0;
+  if (kernel->is_capturing(*stream, &capturing) || capturing) return -1; /* a launch in a graph has counters of its own */
+  for (uint32_t at = 0; at < MAX_STREAMS; ++at)
+    if (kernel->streams[at].counters && kernel->streams[at].stream == *stream) {
+      arguments[kernel->tensors + 1] = kernel->streams[at].counters;
+      return 0;
+    }
+  return -1;
+}
+
+/* Launch what is prepared; nonzero where the driver refused. */
+static int start(const Kernel *kernel, void *stream, uint64_t *arguments) {
+  void *addresses[MAX_ARGUMENTS], *memory = NULL, *workspace = NULL;
+  if (kernel->workspace) {
+    if (!(workspace = allocate(kernel->device, kernel->workspace, &memory))) return -1;
+    arguments[kernel->tensors] = (uint64_t)(uintptr_t)memory;
+  }
+  for (int32_t i = 0; i < kernel->count; ++i) addresses[i] = &arguments[i];
+  Attribute attribute = {EARLY_START, 0, 1, {0}};
+  Config config = {{kernel->grid, 1, 1}, {kernel->block, 1, 1}, kernel->shared, stream, &attribute, kernel->early ? 1 : 0};
+  int status = kernel->launch(&config, kernel->function, addresses, NULL);
+  if (workspace) torch.delete(workspace);
+  return status;
+}
+
+static PyMethodDef kernel_methods[] = {
+    {"remember", kernel_remember, METH_VARARGS, "remember(stream, counters): the counters that calls on a stream take"},
+    {NULL},
+};
+
+static PyType_Slot kernel_slots[] = {
+    {Py_tp_new, kernel_new},
+    {Py_tp_dealloc, kernel_dealloc},
+    {Py_tp_methods, kernel_methods},
+    {Py_tp_doc, "How the CUDA driver launches a kernel for tensors of certain shapes."},
+    {0, NULL},
+};
+
+static PyType_Spec kernel_spec = {"postlude.Kernel", sizeof(Kernel), 0, Py_TPFLAGS_DEFAULT, kernel_slots};
 
 /* Plans ------------------------------------------------------------------------------------------------------------- */
 
@@ -373,8 +527,9 @@ static PyObject *plans_add(PyObject *self, PyObject *args) {
   Py_ssize_t given = PyTuple_GET_SIZE(tensors);
   int count = given > MAX_TENSORS ? -1 : describe(&PyTuple_GET_ITEM(tensors, 0), given, words, pointers);
   if (count < 0) Py_RETURN_NONE; /* can't be found later: each call is planned by Python */
-  if (Py_TYPE(launch) == plan_type && ((Plan *)launch)->tensors > given)
-    return PyErr_Format(PyExc_ValueError, "the plan is for %d tensors, got %zd", ((Plan *)launch)->tensors, given);
+  int needed = Py_TYPE(launch) == plan_type ? ((Plan *)launch)->tensors : 0;
+  if (Py_TYPE(launch) == kernel_type) needed = ((Kernel *)launch)->tensors;
+  if (needed > given) return PyErr_Format(PyExc_ValueError, "the plan is for %d tensors, got %zd", needed, given);
   int64_t *key = malloc(sizeof(int64_t) * (size_t)count + 1);
   if (!key || grow(plans)) {
     free(key);
@@ -420,16 +575,23 @@ static PyObject *plans_call(PyObject *self, PyObject *const *tensors, size_t nar
   for (Py_ssize_t i = 0; entry && i < count; ++i) low |= (uintptr_t)pointers[i];
   if (!entry || low & (ALIGNMENT - 1)) return PyObject_Vectorcall(plans->planner, tensors, (size_t)count, NULL);
   PyObject *plan = Py_NewRef(entry->launch); /* another thread may drop the entry meanwhile */
-  if (Py_TYPE(plan) != plan_type) {
+  int status = -1;
+  if (Py_TYPE(plan) == kernel_type) {
+    void *stream;
+    uint64_t arguments[MAX_ARGUMENTS];
+    if (!prepare((Kernel *)plan, pointers, &stream, arguments)) {
+      Py_BEGIN_ALLOW_THREADS
+      status = start((Kernel *)plan, stream, arguments);
+      Py_END_ALLOW_THREADS
+    }
+  } else if (Py_TYPE(plan) != plan_type) {
     PyObject *answer = call_launch(plan, tensors, count, pointers);
     Py_DECREF(plan);
     if (!answer) return NULL;
     int refused = answer == Py_False;
     Py_DECREF(answer);
     return PyBool_FromLong(!refused);
-  }
-  int status = -1;
-  if (in_order((Plan *)plan, pointers)) {
+  } else if (in_order((Plan *)plan, pointers)) {
     Py_BEGIN_ALLOW_THREADS
     status = launch((Plan *)plan, pointers);
     Py_END_ALLOW_THREADS
@@ -530,9 +692,11 @@ static struct PyModuleDef module_definition = {PyModuleDef_HEAD_INIT, "postlude_
 __attribute__((visibility("default"))) PyMODINIT_FUNC PyInit_postlude_plans(void) {
   name_cdata = PyUnicode_InternFromString("_cdata");
   plan_type = (PyTypeObject *)PyType_FromSpec(&plan_spec);
+  kernel_type = (PyTypeObject *)PyType_FromSpec(&kernel_spec);
   plans_type = (PyTypeObject *)PyType_FromSpec(&plans_spec);
   PyObject *module = PyModule_Create(&module_definition);
-  if (!name_cdata || !plan_type || !plans_type || !module || PyModule_AddObjectRef(module, "Plan", (PyObject *)plan_type) ||
+  if (!name_cdata || !plan_type || !kernel_type || !plans_type || !module || PyModule_AddObjectRef(module, "Plan", (PyObject *)plan_type) ||
+      PyModule_AddObjectRef(module, "Kernel", (PyObject *)kernel_type) ||
       PyModule_AddObjectRef(module, "Plans", (PyObject *)plans_type)) {
     Py_XDECREF(module);
     return NULL;

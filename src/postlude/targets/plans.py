@@ -85,3 +85,19 @@ def plan(steps: tuple[Any, ...], device: int, keep: object, workspace: int = 0, 
     if module is None or not all(_stream_functions()):
         return None
     return module.Plan(steps, device, keep, workspace=workspace, **order)  # type: ignore[no-any-return]
+
+
+def kernel(driver: tuple[int, ...], *launch: object, **more: object) -> Any:
+    """A kernel that the extension launches through the CUDA driver, or None where it can't.
+
+    Args:
+        driver: addresses of the driver's `cuLaunchKernelEx`, `cuCtxGetDevice` and `cuStreamIsCapturing`.
+        launch: the function, the device's index, programs, threads of each, bytes of shared memory.
+        more: `early`, whether it may start before the kernel ahead has ended; `tensors`, how many; `arguments`, all of them as
+            integers, of which those for the tensors are filled in; `workspace`, bytes of memory whose address comes after them,
+            and then that of counters (0: neither); `keep`, whatever holds the kernel in memory.
+    """
+    module = extension()
+    if module is None or not _stream_functions()[0]:
+        return None
+    return module.Kernel(driver, *launch, **more)

@@ -11,7 +11,7 @@ typedef struct {
   unsigned grid[3], block[3], shared, attributes, attribute, value;
   void *stream;
   unsigned char arguments[32][8];
-  int launches, answer;
+  int launches, answer, device, capturing;
 } Record;
 
 Record record;
@@ -42,4 +42,15 @@ CUresult cuLaunchKernelEx(const CUlaunchConfig *config, CUfunction function, voi
   for (int i = 0; i < kernel->count; i++) memcpy(record.arguments[i], parameters[i], kernel->sizes[i]);
   record.launches++;
   return extra ? CUDA_ERROR_INVALID_VALUE : CUDA_SUCCESS;
+}
+
+CUresult cuCtxGetDevice(CUdevice *device) {
+  *device = record.device;
+  return record.device < 0 ? CUDA_ERROR_INVALID_CONTEXT : CUDA_SUCCESS;
+}
+
+CUresult cuStreamIsCapturing(CUstream stream, CUstreamCaptureStatus *status) {
+  (void)stream;
+  *status = (CUstreamCaptureStatus)record.capturing;
+  return CUDA_SUCCESS;
 }

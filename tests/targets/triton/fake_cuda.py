@@ -19,7 +19,7 @@ class Kernel(ctypes.Structure):
 
 
 class Record(ctypes.Structure):
-    """What the last launch was told, how many there were, and what the driver answers."""
+    """What the last launch was told, how many there were, what the driver answers, its device, whether a graph is captured."""
 
     _fields_ = (
         ("grid", ctypes.c_uint * 3),
@@ -29,6 +29,8 @@ class Record(ctypes.Structure):
         ("arguments", ctypes.c_uint64 * 32),
         ("launches", ctypes.c_int),
         ("answer", ctypes.c_int),
+        ("device", ctypes.c_int),
+        ("capturing", ctypes.c_int),
     )
 
 

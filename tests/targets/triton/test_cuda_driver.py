@@ -43,7 +43,7 @@ def launch(sizes: tuple[int, ...] = SIZES, **metadata: object) -> Callable[[int,
     )
     found = cuda_launch(compiled, 77, VALUES)
     if found is not None:
-        found.kernel = kernel  # type: ignore[attr-defined] # so that it lives as long
+        found.made = kernel  # type: ignore[attr-defined] # so that it lives as long
     return found
 
 

@@ -1,14 +1,16 @@
 """Launches of kernels by the CUDA driver itself.
 
 Triton's launcher reads every argument anew for each call. Here what stays the same from call to call is laid out once, as the
-driver wants it; a call fills in the pointers and the stream.
+driver wants it; a call fills in the pointers and the stream. plans.c does so too, in less time.
 """
 
 import ctypes
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any
+
+from postlude.targets import plans
 
 _PROGRAMMATIC_STREAM_SERIALIZATION = 6
 
@@ -35,10 +37,71 @@ class _Config(ctypes.Structure):
     )
 
 
-def cuda_launch(compiled: Any, grid: int, values: Sequence[Any]) -> Callable[[int, Sequence[int]], bool] | None:
-    """The launch of a kernel that Triton compiled, or None where it can't be had.
+class DriverLaunch:
+    """The launch of one kernel: called, by any thread, with the stream's handle and all pointers; False where the driver refused.
 
-    It is called, by any thread, with the stream's handle and all pointers. False says that the driver refused.
+    Attributes:
+        driver: the CUDA driver.
+        kernel: the compiled kernel, loaded.
+        grid: programs.
+        arguments: all arguments as the kernel takes them, pointers first, which each call replaces.
+        pointers: how many there are.
+    """
+
+    def __init__(self, driver: Any, kernel: Any, grid: int, arguments: Sequence[int], pointers: int) -> None:
+        self.driver = driver
+        self.kernel = kernel
+        self.grid = grid
+        self.arguments = tuple(arguments)
+        self.pointers = pointers
+        count = len(self.arguments)
+        # Every argument has eight bytes. Narrower integers are the lower of them, which come first.
+        self._values = (ctypes.c_uint64 * count)(*self.arguments)
+        first = ctypes.addressof(self._values)
+        self._addresses = (ctypes.c_void_p * count)(*range(first, first + 8 * count, 8))
+        metadata = kernel.metadata
+        self._config = _Config((grid, 1, 1), (32 * metadata.num_warps, 1, 1), metadata.shared)
+        if metadata.launch_pdl:
+            self._config.attributes = ctypes.pointer(_Attribute(id=_PROGRAMMATIC_STREAM_SERIALIZATION, value=1))
+            self._config.count = 1
+        self._lock = threading.Lock()
+
+    def __call__(self, stream: int, pointers: Sequence[int]) -> bool:
+        with self._lock:
+            self._values[: self.pointers] = pointers  # type: ignore[call-overload]
+            self._config.stream = stream
+            return self.driver.cuLaunchKernelEx(self._config, self.kernel.function, self._addresses, None) == 0  # type: ignore[no-any-return]
+
+    def native(self, device: int, workspace: int) -> Any:
+        """The same for plans.c, or None where that can't be had.
+
+        Args:
+            device: the GPU's index.
+            workspace: bytes of the memory that the last two pointers are for, with its counters; 0 where there is none.
+        """
+        names = ("cuLaunchKernelEx", "cuCtxGetDevice", "cuStreamIsCapturing")
+        try:
+            addresses = [ctypes.cast(getattr(self.driver, name), ctypes.c_void_p).value or 0 for name in names]
+        except AttributeError:
+            return None
+        metadata = self.kernel.metadata
+        return plans.kernel(
+            tuple(addresses),
+            self.kernel.function,
+            device,
+            self.grid,
+            32 * metadata.num_warps,
+            metadata.shared,
+            early=bool(metadata.launch_pdl),
+            tensors=self.pointers - (2 if workspace else 0),
+            arguments=self.arguments,
+            workspace=workspace,
+            keep=self.kernel,
+        )
+
+
+def cuda_launch(compiled: Any, grid: int, values: Sequence[Any]) -> DriverLaunch | None:
+    """The launch of a kernel that Triton compiled, or None where it can't be had.
 
     Args:
         compiled: the compiled kernel, loaded.
@@ -57,26 +120,8 @@ def cuda_launch(compiled: Any, grid: int, values: Sequence[Any]) -> Callable[[in
     kinds = [kind for kind, _ in given]
     if not _takes(driver, compiled.function, kinds):
         return None
-
-    count = len(given) + _SCRATCH
-    # Every argument has eight bytes. Narrower integers are the lower of them, which come first.
-    arguments = (ctypes.c_uint64 * count)(*(value for _, value in given))
-    first = ctypes.addressof(arguments)
-    addresses = (ctypes.c_void_p * count)(*range(first, first + 8 * count, 8))
-    config = _Config((grid, 1, 1), (32 * metadata.num_warps, 1, 1), metadata.shared)
-    if metadata.launch_pdl:
-        config.attributes = ctypes.pointer(_Attribute(id=_PROGRAMMATIC_STREAM_SERIALIZATION, value=1))
-        config.count = 1
-    function, launch, lock = compiled.function, driver.cuLaunchKernelEx, threading.Lock()
-    pointers_first = slice(sum(kind[0] == "*" for kind in kinds))
-
-    def call(stream: int, pointers: Sequence[int]) -> bool:
-        with lock:
-            arguments[pointers_first] = pointers  # type: ignore[call-overload]
-            config.stream = stream
-            return launch(config, function, addresses, None) == 0  # type: ignore[no-any-return]
-
-    return call
+    arguments = [*(value for _, value in given), *[0] * _SCRATCH]
+    return DriverLaunch(driver, compiled, grid, arguments, sum(kind[0] == "*" for kind in kinds))
 
 
 def _takes(driver: Any, function: int, kinds: Sequence[str]) -> bool:

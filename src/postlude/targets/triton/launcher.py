@@ -8,10 +8,10 @@ CUDA driver or Triton's launcher: Triton's binder would cost more than a small k
 import hashlib
 import linecache
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from math import prod
 from types import ModuleType
 from typing import Any
@@ -32,7 +32,7 @@ from postlude.targets.triton import configs
 from postlude.targets.triton.attention import Softmax, softmax_of
 from postlude.targets.triton.codegen import CHAINED, CONSTANTS, Source, generate
 from postlude.targets.triton.configs import Config, Device, Problem
-from postlude.targets.triton.cuda_driver import cuda_launch
+from postlude.targets.triton.cuda_driver import DriverLaunch, cuda_launch
 from postlude.targets.triton.layout import Extension, extensions, reach
 from postlude.targets.triton.workspace import Workspace
 
@@ -310,26 +310,54 @@ def direct(plain: _Plain, tensors: Sequence[Tensor]) -> Launch | None:
         current_device = getattr(torch._C, "_cuda_getDevice", driver.get_current_device)
     except AttributeError:
         return None
-    grid, device = plain.grid, tensors[0].get_device()
     rest = (*plain.nothing, *plain.integers, *plain.constants.values())
     pointers = len(tensors) + (2 if workspace else 0)
     cuda = driver.get_current_target().backend == "cuda"
-    by_driver = cuda_launch(compiled, grid, (*[0] * pointers, *rest)) if cuda else None
+    by_driver = cuda_launch(compiled, plain.grid, (*[0] * pointers, *rest)) if cuda else None
 
-    def launch(pointers: Sequence[int], tensors: Sequence[Tensor]) -> None:
-        if current_device() != device:
+    def by_triton(stream: int, pointers: Sequence[int]) -> bool:
+        run(plain.grid, 1, 1, stream, function, metadata, None, None, None, *pointers, *rest)
+        return True
+
+    return _Direct(tensors[0].get_device(), workspace, by_driver, by_triton, current_device, current_stream)
+
+
+@dataclass(frozen=True)
+class _Direct:
+    """The launch of a compiled kernel with pointers as numbers: through the CUDA driver, or Triton's launcher."""
+
+    device: int
+    workspace: Workspace | None
+    by_driver: DriverLaunch | None
+    by_triton: Callable[[int, Sequence[int]], bool]
+    current_device: Callable[[], int]
+    current_stream: Callable[[int], int]
+
+    def __call__(self, pointers: Sequence[int], tensors: Sequence[Tensor]) -> None:
+        if self.current_device() != self.device:
             with _guard(tensors[0].device):
-                return launch(pointers, tensors)
-        stream = current_stream(device)
-        if workspace is not None:
+                return self(pointers, tensors)
+        stream = self.current_stream(self.device)
+        if self.workspace is not None:
             # The memory may go back to torch's allocator before the kernel has run: what takes it next runs after it.
-            parts, counters = workspace.tensors(stream)
+            parts, counters = self.workspace.tensors(stream)
             pointers = [*pointers, parts.data_ptr(), counters.data_ptr()]
-        if by_driver is None or not by_driver(stream, pointers):
-            run(grid, 1, 1, stream, function, metadata, None, None, None, *pointers, *rest)
+            if self.kernel is not None and not torch.cuda.is_current_stream_capturing():
+                self.kernel.remember(stream, counters.data_ptr())
+        if self.by_driver is None or not self.by_driver(stream, pointers):
+            self.by_triton(stream, pointers)
         return None
 
-    return launch
+    @cached_property
+    def kernel(self) -> Any:
+        """The same for plans.c, or None. Outside of captures it takes the counters that it was told to take on a stream."""
+        if self.by_driver is None:
+            return None
+        return self.by_driver.native(self.device, self.workspace.bytes if self.workspace else 0)
+
+    def native(self, pointers: Sequence[int]) -> Any:
+        """What plans.c launches by itself; it asks here where it knows no counters."""
+        return self.kernel
 
 
 # Modules and devices ---------------------------------------------------------------------------------------------------------

@@ -34,6 +34,11 @@ class Workspace:
         """Types of the parts and of the counters, which is all that Triton asks for to compile a kernel."""
         return self.dtype, torch.int32
 
+    @property
+    def bytes(self) -> int:
+        """Bytes of the parts."""
+        return self.parts * self.dtype.itemsize
+
     def tensors(self, stream: int) -> tuple[Tensor, Tensor]:
         """Memory for one launch on the current stream, of which `stream` is the handle."""
         return torch.empty(self.parts, dtype=self.dtype, device=self.device), self.counters.take(self.tiles, stream)
