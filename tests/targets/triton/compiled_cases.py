@@ -33,6 +33,7 @@ IN_FLOAT32 = parse(
     "region(m, n, k); %x = operand [m, k] f32; %w = operand [n, k] f32; %a = contract %x, %w : f32; yield [m, n] f32 %a"
 )
 GEMV = Config("gemv", 1, 4, 64, 4, 1)
+STREAM = Config("stream", 1, 4, 128, 4, 2, programs=2)
 GEMM = Config("gemm", 16, 16, 64, 4, 2)
 
 
@@ -90,7 +91,17 @@ def told(driver: Driver) -> dict[str, Any]:
     return dict(zip(driver.sources[-1].signature, driver.launches[-1][9:], strict=True))
 
 
-@pytest.mark.parametrize("config", [GEMV, replace(GEMV, chained=True, prefetch=64, release=2), GEMM, replace(GEMM, swap=True)])
+@pytest.mark.parametrize(
+    "config",
+    [
+        STREAM,
+        replace(STREAM, chained=True, prefetch=64, release=2),
+        GEMV,
+        replace(GEMV, chained=True, prefetch=64, release=2),
+        GEMM,
+        replace(GEMM, swap=True),
+    ],
+)
 def test_a_launch_is_told_pointers_sizes_and_strides(driver: Driver, config: Config) -> None:
     operands = tensors()
     assert target.load(LINEAR, config)(*operands)

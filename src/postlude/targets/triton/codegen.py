@@ -1,11 +1,12 @@
 """Region -> Triton source.
 
-`generate` writes one module: for each group of the Region an epilogue, and two kernels that call it.
+`generate` writes one module: for each group of the Region an epilogue, and three kernels that call it.
 
+    stream  few rows, kept in registers whole, while a program reads its equal share of the weight's columns
     gemv    few rows, weights that lie along k: each program multiplies whole rows of the weight, without tensor cores
     gemm    anything: tiles with tl.dot, in either orientation, k split over several programs where there are few tiles
 
-A program of a kernel works for one group, so q, k and v are one launch. Attention has a kernel of its own in place of the two
+A program of a kernel works for one group, so q, k and v are one launch. Attention has a kernel of its own in place of the three
 (attention.py). What all kernels share is in writer.py.
 """
 
@@ -24,17 +25,24 @@ from postlude.targets.triton.writer import TYPES, Stride, Writer, definition, in
 
 #: Constants that each kernel takes: tile sizes, what is known about the call, and for `gemm` the orientation of a tile.
 CONSTANTS: dict[str, tuple[str, ...]] = {
+    "stream": ("BLOCK_N", "BLOCK_K", "STAGES", "EVEN_K", "INDEX"),
     "gemv": ("BLOCK_N", "BLOCK_K", "STAGES", "EVEN_K", "INDEX"),
     "gemm": ("BLOCK_M", "BLOCK_N", "BLOCK_K", "GROUP_M", "SPLIT", "STAGES", "SWAP", "PRECISION", "EVEN_K", "INDEX"),
     "attention": ("BLOCK_M", "BLOCK_N", "BLOCK_K", "BLOCK_O", "ROWS", "PARTS", "SPLIT", "STAGES", "PRECISION", "INDEX"),
 }
 
 #: Integers that a kernel takes between workspace and sizes if it starts before the kernel ahead has ended: bytes of each column
-#: that it has brought to L2 before it waits for that, and steps along k before its end at which it lets the next one start.
-CHAINED: dict[str, tuple[str, ...]] = {"gemv": ("prefetch", "release"), "gemm": ("prefetch", "release"), "attention": ()}
+#: that it has brought to L2 before it waits for that, and steps of its loop before its end at which it lets the next one start.
+CHAINED: dict[str, tuple[str, ...]] = {
+    "stream": ("prefetch", "release"),
+    "gemv": ("prefetch", "release"),
+    "gemm": ("prefetch", "release"),
+    "attention": (),
+}
 
 #: What each kernel takes between the tensors and the sizes: workspace, and how many programs share a tile's sum.
 WORKSPACE: dict[str, tuple[str, ...]] = {
+    "stream": (),
     "gemv": (),
     "gemm": ("partials", "counters", "splits"),
     "attention": ("partials", "counters", "splits"),
@@ -76,7 +84,7 @@ def generate(region: Region, rows: int = 1, split: frozenset[tuple[int, str]] = 
 
     Args:
         region: a verified Region. For equal layers to share a kernel it should be in normal form.
-        rows: rows that the `gemv` kernel computes.
+        rows: rows that the `stream` and `gemv` kernels compute.
         split: (tensor, axis) pairs of which the axis stands for dimensions that no single stride describes.
         chained: start before the kernel ahead in the stream has ended, and wait for it (programmatic dependent launch).
 
@@ -143,6 +151,8 @@ class _Module(Writer):
         if softmax is None:
             for group in self.region.groups:
                 yield self.function(f"epilogue_{group.column}", group)
+            if not self.region.batched:
+                yield self.kernel("stream", self.parts("stream"))
             yield self.kernel("gemv", self.parts("gemv"))
             yield self.kernel("gemm", self.parts("gemm"))
         else:
@@ -164,21 +174,29 @@ class _Module(Writer):
 
     def parts(self, form: str) -> Iterator[str]:
         """The part of each group, chosen by the program's number."""
-        body = self.gemv if form == "gemv" else self.gemm
+        body = {"stream": self.stream, "gemv": self.gemv, "gemm": self.gemm}[form]
         last = len(self.region.groups) - 1
+        if form == "stream":
+            yield "programs = tl.num_programs(0).to(tl.int64)"
+        if form == "stream" and last:
+            yield f"total = {' + '.join(f'tl.cast({group.column}, tl.int64)' for group in self.region.groups)}"
         for number, group in enumerate(self.region.groups):
             if not last:
                 yield from body(group)
                 continue
             programs = f"programs_{group.column}"
             if number < last:
-                yield f"{programs} = {self.programs(form, group)}"
+                share = f"min(max(programs * {group.column} // total, 1), programs - {last - number})"
+                yield f"{programs} = {share if form == 'stream' else self.programs(form, group)}"
                 yield f"if (program >= 0) & (program < {programs}):"
             else:
                 yield "if program >= 0:"
             yield from indented(body(group))
             if number < last:
                 yield f"program -= {programs}"
+                if form == "stream":
+                    yield f"programs -= {programs}"
+                    yield f"total -= {group.column}"
 
     def programs(self, form: str, group: Group) -> str:
         """How many programs work for a group."""
@@ -186,6 +204,46 @@ class _Module(Writer):
         factors += ["tl.cdiv(m, BLOCK_M)"] if form == "gemm" else []
         factors.append(f"tl.cdiv({group.column}, BLOCK_N)")
         return " * ".join(factors + (["splits"] if form == "gemm" else []))
+
+    def stream(self, group: Group) -> Iterator[str]:
+        """An equal share of the columns, one tile after another, times rows that are read once."""
+        n, type = group.column, self.arithmetic(group)
+        single = len(self.region.groups) == 1
+        programs = "programs" if single or group is self.region.groups[-1] else f"programs_{n}"
+        yield f"first = (program.to(tl.int64) * {n} // {programs}).to(INDEX)"
+        yield f"end = ((program.to(tl.int64) + 1) * {n} // {programs}).to(INDEX)"
+        yield "ks = tl.arange(0, BLOCK_K).to(INDEX)[None, :]"
+        for row in range(self.rows):
+            yield f"row{row} = tl.full([1, 1], {row}, INDEX)"
+        yield from self.start(group, "first", split=False, columns="min(BLOCK_N * STAGES, end - first)")
+        for number, (left, contractions) in enumerate(_by_left(group)):
+            k = self.contracted_axis(contractions[0])
+            before = prologue_of(self.region, contractions[0])
+            for row in range(self.rows):
+                mask = f"(ks < {k}) & (row{row} < m)" if row else f"ks < {k}"
+                index, x = {"b": "batch", "m": f"row{row}", k: "ks"}, f"x{number}_{row}"
+                if before:
+                    yield from prologue.started(before, "[1, BLOCK_K]", type)
+                    yield from prologue.in_loop(self, before, x, index, mask, type)
+                    yield from prologue.scale(self, before, "scale", "1", type)
+                    yield f"{x} = {x} * scale"
+                else:
+                    yield f"{x} = {load(self.at(self.region.operand_index[left], index), mask)}.to({type})"
+        yield from self.loop("first", "end", "BLOCK_N", last=True)
+        body = ["columns = start + tl.arange(0, BLOCK_N).to(INDEX)", f"columns = tl.where(columns < end, columns, {n})"]
+        body += ["cols = columns[:, None]", *self.loads(group, "columns[None, :]")]
+        lefts = [left for left, _ in _by_left(group)]
+        for contraction in group.contractions:
+            k = self.contracted_axis(contraction)
+            address = self.at(self.region.operand_index[contraction.right], {"b": "batch", n: "cols", k: "ks"})
+            body.append(f"w = {load(address, _mask(f'(cols < {n})', f'(ks < {k})'))}.to({type})")
+            for row in range(self.rows):
+                product = f"w * x{lefts.index(contraction.left)}_{row}"
+                body.append(f"{value(contraction.name)}_{row} = tl.sum({product}, axis=1)[None, :]")
+        for row in range(self.rows):
+            sums = [f"{value(c.name)}_{row}" for c in group.contractions]
+            body.append(self.call(f"epilogue_{n}", group, f"row{row}", "columns[None, :]", sums))
+        yield from indented(body)
 
     def gemv(self, group: Group) -> Iterator[str]:
         """Whole rows of the weight, multiplied and added without tensor cores."""
@@ -332,17 +390,17 @@ class _Module(Writer):
             yield from prologue.scale(self, before, "scale", "0 if SWAP else 1", type)
             yield from (f"{value(contraction.name)} *= scale" for contraction in contractions)
 
-    def loop(self, begin: str, end: str, *, last: bool) -> Iterator[str]:
-        """The head of a loop over k. The last loop of a chained kernel lets the next kernel start on its way."""
+    def loop(self, begin: str, end: str, step: str = "BLOCK_K", *, last: bool) -> Iterator[str]:
+        """The head of the loop over tiles. The last loop of a chained kernel lets the next kernel start on its way."""
         chained = self.chained and last
         if chained:
-            yield f"until_release = {begin} + max(tl.cdiv({end} - {begin}, BLOCK_K) - release, 0) * BLOCK_K"
-        yield f"for start in tl.range({begin}, {end}, BLOCK_K, num_stages=STAGES):"
+            yield f"until_release = {begin} + max(tl.cdiv({end} - {begin}, {step}) - release, 0) * {step}"
+        yield f"for start in tl.range({begin}, {end}, {step}, num_stages=STAGES):"
         if chained:
             yield "    if start == until_release:"
             yield "        gdc_launch_dependents()"
 
-    def start(self, group: Group, column: str, *, split: bool) -> Iterator[str]:
+    def start(self, group: Group, column: str, *, split: bool, columns: str = "") -> Iterator[str]:
         """Of a chained kernel: what it does before the kernel ahead has ended, and the wait for that."""
         if not self.chained:
             return
@@ -355,7 +413,7 @@ class _Module(Writer):
             if split:
                 yield from indented(_part_of(k))
             address = self.at(right, {"b": "batch", n: column, k: "begin" if split else "0"})
-            columns = f"min(BLOCK_N, {n} - {column})"
+            columns = columns or f"min(BLOCK_N, {n} - {column})"
             span = "end - begin" if split else k
             yield f"    bring({address}, {self.name(Stride(right, n))}, {columns}, {span}, prefetch)"
         yield "gdc_wait()"

@@ -15,10 +15,10 @@ class Config:
     """A form of kernel and its constants.
 
     Attributes:
-        form: `gemv`, `gemm` or `attention` (see codegen.py).
-        block_m: rows of a tile. For `gemv`: the rows that it computes, at least m.
+        form: `stream`, `gemv`, `gemm` or `attention` (see codegen.py).
+        block_m: rows of a tile. For `stream` and `gemv`: the rows that it computes, at least m.
         block_n: columns of a tile; for `attention` keys that are read at once.
-        block_k: step along k; for `attention` all of it.
+        block_k: step along k; for `stream` and `attention` all of it, or more.
         warps: warps of a program.
         stages: steps along k that are loaded ahead.
         split_k: programs that share the sum over k of one tile, or the keys of one batch.
@@ -26,8 +26,9 @@ class Config:
         swap: the tile is computed as its transpose, with the weight on the left.
         chained: programmatic dependent launch (NVIDIA, since Hopper): the kernel starts before the one ahead has ended.
         prefetch: bytes of each column of the weights that a chained kernel has brought to L2 before it waits for the one ahead.
-        release: when a chained kernel lets the next one start: so many steps along k before its end; at 0 once it has waited
+        release: when a chained kernel lets the next one start: so many steps of its loop before its end; at 0 once it has waited
             itself, at -1 at its start.
+        programs: for `stream`: programs of each multiprocessor.
         block_o: for `attention`: width of the values, or more.
         rows: for `attention`: rows of a tile that are there, or more.
     """
@@ -44,12 +45,14 @@ class Config:
     chained: bool = False
     prefetch: int = 0
     release: int = 0
+    programs: int = 0
     block_o: int = 0
     rows: int = 0
 
     def __str__(self) -> str:
         parts = [self.form, f"{self.block_m}x{self.block_n}x{self.block_k}", f"warps {self.warps}", f"stages {self.stages}"]
         parts += [f"split {self.split_k}"] if self.split_k > 1 else []
+        parts += [f"programs {self.programs}"] if self.programs else []
         parts += [f"group {self.group_m}"] if self.group_m != 8 else []
         parts += ["swapped"] if self.swap else []
         parts += [f"chained {self.prefetch} {self.release}"] if self.chained else []
@@ -271,14 +274,16 @@ def neighbours(device: Device, problem: Problem) -> list[Config]:
 
 
 #: Largest value of each constant. Blocks, warps and splits are powers of two.
-_LIMITS = {"block_m": 512, "block_n": 512, "block_k": 8192, "warps": 32, "split_k": 64}
-_OTHER_LIMITS = {"stages": (1, 16), "group_m": (1, 1024), "prefetch": (0, 1 << 16), "release": (-1, 1024)}
+_LIMITS = {"block_m": 512, "block_n": 512, "block_k": 1 << 15, "warps": 32, "split_k": 64}
+_OTHER_LIMITS = {"stages": (1, 16), "group_m": (1, 1024), "prefetch": (0, 1 << 16), "release": (-1, 1024), "programs": (0, 32)}
 
 
 def check(config: Config) -> None:
     """Raise ValueError where no kernel has such constants."""
-    if config.form not in ("gemv", "gemm"):
-        raise ValueError(f"form is {config.form!r}: expected 'gemv' or 'gemm'")
+    if config.form not in ("stream", "gemv", "gemm"):
+        raise ValueError(f"form is {config.form!r}: expected 'stream', 'gemv' or 'gemm'")
+    if (config.programs > 0) != (config.form == "stream"):
+        raise ValueError(f"programs is {config.programs}: expected a positive number for 'stream', 0 for others")
     for name, most in _LIMITS.items():
         value = getattr(config, name)
         if not 0 < value <= most or value & (value - 1):
@@ -320,6 +325,8 @@ def smaller(config: Config) -> Config | None:
     """The next one to try where a kernel needs more than the device has, or None."""
     if config.stages > 1:
         return replace(config, stages=config.stages - 1)
+    if config.form == "stream":
+        return replace(config, block_n=config.block_n // 2) if config.block_n > 1 else None
     if config.form == "attention":
         return replace(config, block_n=config.block_n // 2) if config.block_n > 16 else None
     if config.block_k > 16:

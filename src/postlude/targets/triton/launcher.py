@@ -30,7 +30,7 @@ from postlude.targets.aten.interpreter import axis_sizes, batch_shape
 from postlude.targets.planned import ALIGNMENT, Launch, PlannedKernel
 from postlude.targets.triton import configs
 from postlude.targets.triton.attention import Softmax, softmax_of
-from postlude.targets.triton.codegen import CHAINED, CONSTANTS, Source, generate
+from postlude.targets.triton.codegen import CHAINED, CONSTANTS, WORKSPACE, Source, generate
 from postlude.targets.triton.configs import Config, Device, Problem
 from postlude.targets.triton.cuda_driver import DriverLaunch, cuda_launch
 from postlude.targets.triton.layout import Extension, extensions, reach
@@ -69,7 +69,7 @@ class Kernel(PlannedKernel):
         call = _Call(region, tensors, layouts, sizes, precision)  # type: ignore[arg-type]
         device = call.device()
         config = self.config or (call.attention(device, self.softmax) if self.softmax else configs.choose(device, call.problem()))
-        if (reason := self._mismatch(config, sizes["m"])) is not None:
+        if (reason := self._mismatch(config, sizes)) is not None:
             raise self._refusal(device, config, reason)
         try:
             return _largest_that_fits(call, config)
@@ -79,11 +79,17 @@ class Kernel(PlannedKernel):
     def _refusal(self, device: Device, config: Config, reason: str) -> KernelBuildError:
         return KernelBuildError(f"<{module_name(generate(self.region).text)}>", f"triton for {device.arch}, {config}", reason)
 
-    def _mismatch(self, config: Config, m: int) -> str | None:
+    def _mismatch(self, config: Config, sizes: dict[str, int]) -> str | None:
         """Why a configuration is not one of this Region, or None."""
         if (config.form == "attention") != (self.softmax is not None):
             return "the Region is of another form"
-        if config.form == "gemv" and config.block_m < m:
+        if config.form == "stream" and self.region.batched:
+            return "the Region is a batch of products"
+        if config.form == "stream" and config.block_k < max(
+            sizes[self.region.contraction_axes(c)[0]] for c in self.region.contractions
+        ):
+            return f"it multiplies no more than {config.block_k} of k"
+        if config.form in ("stream", "gemv") and config.block_m < sizes["m"]:
             return f"it computes no more than {config.block_m} rows"
         if (
             config.split_k > 1
@@ -218,13 +224,11 @@ class _Call:
     def plan(self, config: Config) -> Launch:
         """Compile, or find compiled; what to launch."""
         split = frozenset((t, axis) for t, layout in enumerate(self.layouts) for axis, e in layout.items() if e.inner)
-        rows = config.block_m if config.form == "gemv" else 1
+        rows = config.block_m if config.form in ("stream", "gemv") else 1
         source, module = load_module(self.region, rows, split, config.chained)
         integers = self.integers(source, config)
         constants = self.constants(config)
-        blocks = -(-self.sizes["m"] // config.block_m) * config.split_k if config.form != "gemv" else 1
-        tiles = [-(-self.sizes[group.column] // config.block_n) for group in self.region.groups]
-        grid = self.sizes["b"] * blocks * (1 if config.form == "attention" else sum(tiles))
+        grid = self.grid(config)
         workspace = None
         if config.split_k > 1:
             accumulate = max((c.accumulate for c in self.region.contractions), key=lambda dtype: dtype.itemsize)
@@ -235,12 +239,21 @@ class _Call:
         if config.chained:
             options["launch_pdl"] = True
         function = getattr(module, config.form)
-        plain = _Plain(function, grid, workspace, config.form != "gemv", integers, constants, options)
+        plain = _Plain(function, grid, workspace, bool(WORKSPACE[config.form]), integers, constants, options)
         return direct(plain, self.tensors) or plain
+
+    def grid(self, config: Config) -> int:
+        """Programs."""
+        groups = self.region.groups
+        tiles = [-(-self.sizes[group.column] // config.block_n) for group in groups]
+        if config.form == "stream":
+            return max(len(groups), min(config.programs * self.device().multiprocessors, sum(tiles)))
+        blocks = -(-self.sizes["m"] // config.block_m) * config.split_k if config.form != "gemv" else 1
+        return self.sizes["b"] * blocks * (1 if config.form == "attention" else sum(tiles))
 
     def integers(self, source: Source, config: Config) -> list[int]:
         """The integer arguments."""
-        values = [config.split_k] if config.form != "gemv" else []
+        values = [config.split_k] if WORKSPACE[config.form] else []
         if config.chained and CHAINED[config.form]:
             values += [config.prefetch if self.can_prefetch() else 0, config.release]
         values += [self.sizes[axis] for axis in source.sizes]
