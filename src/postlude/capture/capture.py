@@ -14,6 +14,7 @@ from torch.fx import Graph, Node
 from postlude.capture.gemm import RESHAPES, Gemm, NotAGemm, recognize
 from postlude.capture.grow import Growth, Settings
 from postlude.capture.heads import join_heads
+from postlude.capture.inflow import ride
 from postlude.capture.names import name_of
 from postlude.capture.rewrite import NotExpressible, Plan, Refused, check_sizes, plan, put_in, read_sizes_from_inputs
 from postlude.capture.sizes import hint
@@ -173,6 +174,9 @@ def _variants(
     if not growth.reach.whole_rows and any(isinstance(statement, Reduce) for statement in region_plan.region.body):
         with suppress(NotAGemm, NotExpressible):
             yield _grown(gemms, settings, done, totals=False)
+    if growth.computed:
+        with suppress(NotAGemm, NotExpressible):
+            yield _grown(gemms, settings, done, totals=False, inflow=False)
 
 
 def _with_norm(gemms: Sequence[Gemm], settings: Settings, done: frozenset[Node], plain: Growth) -> tuple[Growth, Plan] | None:
@@ -194,15 +198,17 @@ def _grown(
     norm_of: frozenset[Node] = frozenset(),
     *,
     totals: bool = True,
+    inflow: bool = True,
 ) -> tuple[Growth, Plan]:
     """Grow and plan, again without each node that is better computed outside or can't be stored in the form it is needed in."""
     refused: dict[Node, str] = {}
     while True:
-        growth = Growth(gemms, settings, refused, done, norm_of, totals=totals)
+        growth = Growth(gemms, settings, refused, done, norm_of, totals=totals, inflow=inflow)
         growth.run()
         if not growth.reach.whole_rows and (outside := trim(growth)):
             refused |= dict.fromkeys(outside, "the kernel that reads it computes it as well, from fewer bytes")
             continue
+        ride(growth)
         try:
             return growth, plan(growth)
         except Refused as refusal:
