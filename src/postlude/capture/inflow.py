@@ -103,10 +103,14 @@ def _cone(growth: "Growth", node: Node) -> tuple[list[Node], list[Node]]:
     rows = tuple(node.meta["val"].shape)
     inner: dict[Node, None] = {}
     leaves: dict[Node, None] = {}
+    begins = False
     stack = [(node, False)]
     while stack:
         current, ready = stack.pop()
-        if current in inner or current in leaves or current in growth.computed:
+        if current in inner or current in leaves:
+            continue
+        if current in growth.computed:
+            begins = True
             continue
         if ready:
             inner[current] = None
@@ -117,7 +121,7 @@ def _cone(growth: "Growth", node: Node) -> tuple[list[Node], list[Node]]:
             continue
         stack.append((current, True))
         stack.extend((source, False) for source in _tiles_of(current, rows))
-    if any(leaf in growth.tainted or leaf in growth.values for leaf in leaves) or node in leaves or not leaves:
+    if any(leaf in growth.tainted or leaf in growth.values for leaf in leaves) or node in leaves or not (leaves or begins):
         return [], []
     return list(inner), list(leaves)
 
