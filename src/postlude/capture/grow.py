@@ -19,6 +19,7 @@ import torch
 from torch.fx import Node
 
 from postlude.capture.forms import (
+    IMPLICIT,
     LOW,
     PER_COLUMN,
     PER_ROW,
@@ -392,7 +393,7 @@ class Growth:
         if not (dtype in LOW or dtype in (self.program.accumulate, torch.bool)):
             raise Stop(f"a conversion to {dtype}")
         name = as_type(self.program, value.name, "bool" if dtype == torch.bool else "float")
-        if dtype in LOW and source.meta["val"].dtype not in LOW:
+        if dtype in LOW and source.meta["val"].dtype not in LOW and IMPLICIT not in node.meta:
             # An explicit rounding may be what is meant: the low part of a number is what it leaves.
             name = self.program.round(dtype, name)
         self.take(node, name, value.form)
