@@ -15,6 +15,9 @@ aten = torch.ops.aten
 #: Storage types whose arithmetic is float32.
 LOW = (torch.bfloat16, torch.float16)
 
+#: Key in the `meta` of a conversion to one of these that stands for no rounding that anybody asked for.
+IMPLICIT = "postlude_implicit"
+
 
 class Form(Enum):
     """How a value of the Region lies in its node's tensor."""

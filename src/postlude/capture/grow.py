@@ -8,6 +8,7 @@ as reshapes between a projection's [rows, n] and a module's [batch, length, n] l
 """
 
 import operator
+from collections import ChainMap
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
@@ -18,6 +19,7 @@ import torch
 from torch.fx import Node
 
 from postlude.capture.forms import (
+    IMPLICIT,
     LOW,
     PER_COLUMN,
     PER_ROW,
@@ -42,6 +44,7 @@ from postlude.capture.gemm import (
     is_gemm,
     side_batched,
 )
+from postlude.capture.inflow import compute
 from postlude.capture.partner import join
 from postlude.capture.program import Program, Source
 from postlude.capture.prologue import Prologue
@@ -77,6 +80,7 @@ class Growth:
         norm_of: frozenset[Node] = frozenset(),
         *,
         totals: bool = True,
+        inflow: bool = True,
     ) -> None:
         self.settings = settings
         #: Whether reductions may be results where nothing of the Region can depend on them.
@@ -88,8 +92,14 @@ class Growth:
         self.roots = {gemm.node: gemm for gemm in gemms}
         self.first = gemms[0]
         self.reach = reach_of(self.first.left.node.meta["val"].device.type)
+        #: Whether what is elementwise in tensors from outside is computed, not read.
+        self.inflow = inflow and self.reach.inflow
         self.gemms: list[Gemm] = []
         self.values: dict[Node, Value] = {}
+        #: Whole tiles from outside that others are computed from, and what is computed of them in place of being read.
+        self.tiles: dict[Node, Value] = {}
+        self.computed: dict[Node, Value] = {}
+        self.known = ChainMap(self.values, self.computed, self.tiles)
         self.moments: dict[Node, tuple[str, str]] = {}
         self.tainted: set[Node] = set()
         self.position = self.first.node  # where the walk is: everything from here on is still to be decided
@@ -149,17 +159,18 @@ class Growth:
             self.tainted.add(node)
             self.stops[node] = str(stop)
 
-    def mark(self) -> tuple[int, int, int, int]:
+    def mark(self) -> tuple[int, ...]:
         """How much there is of everything, for `roll_back`."""
-        return len(self.program.body), len(self.program.operands), len(self.values), len(self.gemms)
+        return len(self.program.body), len(self.program.operands), len(self.gemms), *map(len, self.known.maps)
 
-    def roll_back(self, mark: tuple[int, int, int, int]) -> None:
+    def roll_back(self, mark: tuple[int, ...]) -> None:
         """Forget what was added since the mark."""
-        statements, operands, values, gemms = mark
+        statements, operands, gemms, *known = mark
         self.program.truncate(statements, operands)
-        for node in list(self.values)[values:]:
-            del self.values[node]
         del self.gemms[gemms:]
+        for values, count in zip(self.known.maps, known, strict=True):
+            for node in list(values)[count:]:
+                del values[node]
 
     # The start: the GEMM itself.
 
@@ -282,7 +293,7 @@ class Growth:
     def _elementwise(self, node: Node) -> None:
         self._check_type(node)
         shape = tuple(node.meta["val"].shape)
-        inside = [(n, self.values[n]) for n in node.all_input_nodes if n in self.values]
+        inside = [(n, self.known[n]) for n in node.all_input_nodes if n in self.known]
         form = self._common_form(node, shape, inside)
         columns = {self.program.types[v.name].column for _, v in inside} - {None}
         if len(columns) > 1:
@@ -293,7 +304,7 @@ class Growth:
 
         def resolve(argument: Any) -> Any:
             if isinstance(argument, Node):
-                if argument in self.values:
+                if argument in self.known:
                     return self._as_eager_compares(node, argument)
                 if not isinstance(argument.meta.get("val"), torch.Tensor):
                     raise Stop(f"{_name(node)} takes a symbolic number")
@@ -319,7 +330,7 @@ class Growth:
 
     def _as_eager_compares(self, node: Node, argument: Node) -> str:
         """A value of the Region as an input: comparisons see what eager would have stored."""
-        name, dtype = self.values[argument].name, argument.meta["val"].dtype
+        name, dtype = self.known[argument].name, argument.meta["val"].dtype
         with_zero = any(isinstance(a, int | float) and a == 0 for a in node.args)
         if node.target in COMPARISONS and dtype in LOW and not with_zero:
             return self.program.round(dtype, name)
@@ -373,7 +384,7 @@ class Growth:
             raise Stop("a change of memory format")
         if device is not None and torch.device(device) != source.meta["val"].device:
             raise Stop("a copy to another device")
-        value = self.values[source]
+        value = self.known[source]
         if value.form is Form.PERMUTED:
             raise Stop("a conversion of permuted dimensions")
         if dtype is None or dtype == source.meta["val"].dtype:
@@ -382,16 +393,16 @@ class Growth:
         if not (dtype in LOW or dtype in (self.program.accumulate, torch.bool)):
             raise Stop(f"a conversion to {dtype}")
         name = as_type(self.program, value.name, "bool" if dtype == torch.bool else "float")
-        if dtype in LOW and source.meta["val"].dtype not in LOW:
+        if dtype in LOW and source.meta["val"].dtype not in LOW and IMPLICIT not in node.meta:
             # An explicit rounding may be what is meant: the low part of a number is what it leaves.
             name = self.program.round(dtype, name)
         self.take(node, name, value.form)
 
     def _view(self, node: Node) -> None:
         (source,) = [n for n in node.all_input_nodes if isinstance(n.meta.get("val"), torch.Tensor)]
-        if source not in self.values:
+        if source not in self.known:
             raise Stop(f"{_name(node)} of sizes that the Region gives")
-        value = self.values[source]
+        value = self.known[source]
         before, after = tuple(source.meta["val"].shape), tuple(node.meta["val"].shape)
         if value.form is Form.PERMUTED:
             if node.target is not aten.clone.default or node.kwargs.get("memory_format") is not torch.contiguous_format:
@@ -545,7 +556,7 @@ class Growth:
         constant = constant_value(node)
         if constant is not None:
             return self.program.const(constant)
-        self._check_external(node)
+        self.check_external(node)
         if (choice := two_constants(node)) is not None:
             # An additive mask made of a boolean one: reading the boolean one is less, and it is there once for all layers.
             condition, yes, no = choice
@@ -554,6 +565,8 @@ class Growth:
         joined = join(self, node, shape, column)
         if joined is not None:
             return joined
+        if self.inflow and (computed := compute(self, node, shape, column)) is not None:
+            return computed
         own = tuple(node.meta["val"].shape)
         kind = broadcast_kind(own, shape)
         if kind is None:
@@ -573,7 +586,7 @@ class Growth:
         constant = constant_value(node)
         if constant is not None:
             return self.program.const(constant)
-        self._check_external(node)
+        self.check_external(node)
         own = tuple(node.meta["val"].shape)
         if all(same(size, 1) for size in own):
             return self.program.operand(Source(node, squeeze=tuple(range(len(own)))), ())
@@ -585,7 +598,8 @@ class Growth:
             return self.program.operand(Source(node, expand=tuple(shape[:-1])), self.program.rows)
         return self.program.operand(Source(node, expand=tuple(shape), squeeze=(len(shape) - 1,)), self.program.rows)
 
-    def _check_external(self, node: Node) -> None:
+    def check_external(self, node: Node) -> None:
+        """Raise Stop where a tensor from outside can't be an operand."""
         value = node.meta["val"]
         if node in self.tainted or node in self.values or node in self.moments:
             raise Stop(f"{node.name} depends on this Region's results")

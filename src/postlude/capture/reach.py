@@ -17,19 +17,23 @@ class Reach:
         queries: of so many queries attention is one kernel all the same.
         prologues: a kernel of one row may compute the norm of that row before it multiplies. (With whole rows, a norm belongs
             to the kernel that computes its input.)
+        inflow: what is elementwise in saved tensors is computed from these where a Region needs it (inflow.py).
+        deferred: a norm between products may become a factor of each row, behind the second product (norms.py).
     """
 
     whole_rows: bool
     columns: bool
     queries: int = FEW_QUERIES
     prologues: bool = False
+    inflow: bool = False
+    deferred: bool = False
 
 
 #: By device type.
 REACH = {"cpu": Reach(whole_rows=True, columns=False)}
 
 #: All other devices: kernels that own tiles.
-TILES = Reach(whole_rows=False, columns=True, prologues=True)
+TILES = Reach(whole_rows=False, columns=True, prologues=True, inflow=True, deferred=True)
 
 
 def reach_of(device_type: str) -> Reach:

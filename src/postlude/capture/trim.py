@@ -17,6 +17,7 @@ from torch.fx import Node
 from postlude.capture.forms import PER_ROW, Form, Value
 from postlude.capture.gemm import RESHAPES
 from postlude.capture.grow import Growth
+from postlude.capture.norms import DEFERRED
 from postlude.capture.sizes import hint
 from postlude.capture.translate import CASTS, ELEMENTWISE
 
@@ -48,7 +49,7 @@ def trim(growth: Growth) -> frozenset[Node]:
 
 def _meeting_reductions(inside: dict[Node, Value]) -> frozenset[Node]:
     """All reductions of rows, if what is made of one outside meets a tile of the Region in one of Inductor's kernels."""
-    per_row = [node for node, value in inside.items() if value.form in PER_ROW]
+    per_row = [node for node, value in inside.items() if value.form in PER_ROW and DEFERRED not in node.meta]
     tiles = [node for node, value in inside.items() if value.form is Form.TILE]
     if _computed_from(per_row, inside).isdisjoint(_computed_from(tiles, inside)):
         return frozenset()

@@ -11,6 +11,7 @@ from math import prod
 import torch
 
 from postlude.capture.grow import Growth
+from postlude.capture.norms import DEFERRED
 from postlude.capture.rewrite import Plan
 from postlude.capture.sizes import hint
 from postlude.ir import Contract, Reduce, Region
@@ -137,6 +138,8 @@ def _totals(plan: Plan, growth: Growth) -> str | None:
         return None
     left = growth.first.left
     elements = prod(map(hint, growth.rows)) * max(map(hint, growth.widths.values()))
+    if any(DEFERRED in node.meta for node in growth.values):
+        return None if elements >= _LEAST_FOR_NORMS else "a norm of so few elements costs less in a kernel of its own"
     least = _LEAST_FOR_ROWS if totals - {"m"} else _LEAST_FOR_COLUMNS
     if hint(left.shape[-2 if left.transposed else -1]) < _LONG or elements < least:
         return "a reduction costs less in a kernel of its own"
@@ -146,6 +149,9 @@ def _totals(plan: Plan, growth: Growth) -> str | None:
 #: Sizes from which reductions pay as results: of the contracted axis, and of the tile that is reduced to rows and to columns.
 _LONG = 4096
 _LEAST_FOR_ROWS, _LEAST_FOR_COLUMNS = 8192 * 4096, 2048 * 4096
+
+#: Elements of a stream from which its norm is deferred.
+_LEAST_FOR_NORMS = 2048 * 4096
 
 
 def _k(plan: Plan, contraction: Contract) -> str:
