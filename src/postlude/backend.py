@@ -24,6 +24,7 @@ from postlude import dependent_launch, runtime
 from postlude.capture import Captured, capture, count_gemms
 from postlude.capture.heads import share_heads
 from postlude.capture.masks import drop_masks
+from postlude.capture.outer import expand_outer_products
 from postlude.capture.rewrite import WEIGHTS
 from postlude.inductor import FROZEN, register
 from postlude.ir import to_text
@@ -60,7 +61,7 @@ class RegionPass(_Aware):
             self.first(graph, is_inference)
         elif self.first is not None:
             self.first(graph)
-        self._prepare_attention(graph)
+        self._prepare(graph)
         session = tune.session()
         with session.graph(count_gemms(graph)) if session else nullcontext():
             captured: list[Captured] = capture(graph, self.options.capture_settings(), self.judge(is_inference))
@@ -80,15 +81,16 @@ class RegionPass(_Aware):
         """Called with the rewritten graph, and with what became of each of its GEMMs."""
         collect(captured, is_inference)
 
-    def _prepare_attention(self, graph: Graph) -> None:
-        """What attention need not read goes."""
+    def _prepare(self, graph: Graph) -> None:
+        """What attention need not read goes, and what is no product of matrices."""
         try:
             share_heads(graph)
             drop_masks(graph)
+            expand_outer_products(graph)
         except Exception as error:  # the user's model must not fail for a fault of ours
             if self.options.fuse_all:
                 raise
-            warnings.warn(f"Postlude leaves attention as it is: {error!r}. Please report this.", stacklevel=2)
+            warnings.warn(f"Postlude leaves the graph around its products as it is: {error!r}. Please report this.", stacklevel=2)
 
     def judge(self, is_inference: bool) -> Judge:
         """What chooses how a planned Region is computed."""
