@@ -399,7 +399,7 @@ def show_chosen(path: Path) -> None:
             times.setdefault(Config(**candidate["config"]), candidate["us"])
         best = min(times.values())
         kind = KINDS[cell.kind]
-        chosen = choose(device, Problem(cell.m, (cell.n,), cell.k, contractions=kind.weights, whole_k=kind.norm))
+        chosen = choose(device, Problem(cell.m, (cell.n,), cell.k, contractions=kind.weights, whole_k=kind.norm, longest=cell.k))
         of_chosen = f"{times[chosen]:7.2f} {times[chosen] / best:6.3f}" if chosen in times else f"{'not measured':>14}"
         print(f"{cell.title}  best {best:7.2f}  chosen {of_chosen}  {chosen}")
 

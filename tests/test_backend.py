@@ -325,6 +325,6 @@ def test_a_fault_before_capture_is_told_and_costs_nothing(monkeypatch: pytest.Mo
     monkeypatch.setattr("postlude.backend.share_heads", fault)
     x = torch.randn(3, 24)
     with torch._inductor.config.patch(force_disable_caches=True), torch.no_grad():
-        with pytest.warns(UserWarning, match="leaves attention as it is"):
+        with pytest.warns(UserWarning, match="leaves the graph around its products as it is"):
             result = torch.compile(Block(), backend="postlude")(x)
         torch.testing.assert_close(result, Block()(x), rtol=1e-5, atol=1e-5)

@@ -24,6 +24,7 @@ from postlude import dependent_launch, runtime
 from postlude.capture import Captured, capture, count_gemms
 from postlude.capture.heads import share_heads
 from postlude.capture.masks import drop_masks
+from postlude.capture.outer import expand_outer_products
 from postlude.capture.rewrite import WEIGHTS
 from postlude.inductor import FROZEN, register
 from postlude.ir import to_text
@@ -60,8 +61,8 @@ class RegionPass(_Aware):
             self.first(graph, is_inference)
         elif self.first is not None:
             self.first(graph)
-        self.attempt(share_heads, graph)
-        self.attempt(drop_masks, graph)
+        for rewrite in (share_heads, drop_masks, expand_outer_products):
+            self.attempt(rewrite, graph)
         session = tune.session()
         with session.graph(count_gemms(graph)) if session else nullcontext():
             captured: list[Captured] = capture(graph, self.options.capture_settings(), self.judge(is_inference))
@@ -82,13 +83,13 @@ class RegionPass(_Aware):
         collect(captured, is_inference)
 
     def attempt(self, rewrite: Callable[[Graph], object], graph: Graph) -> None:
-        """Rewrite attention, so that it need not read what it does not need."""
+        """Rewrite what attention need not read, or what is no product of matrices."""
         try:
             rewrite(graph)
         except Exception as error:  # the user's model must not fail for a fault of ours
             if self.options.fuse_all:
                 raise
-            warnings.warn(f"Postlude leaves attention as it is: {error!r}. Please report this.", stacklevel=2)
+            warnings.warn(f"Postlude leaves the graph around its products as it is: {error!r}. Please report this.", stacklevel=2)
 
     def judge(self, is_inference: bool) -> Judge:
         """What chooses how a planned Region is computed."""

@@ -67,6 +67,7 @@ class Problem:
         m: rows.
         columns: columns of each group.
         k: size of the contracted axis (the smallest, if there are several).
+        longest: size of the contracted axis, the largest, if there are several and a kernel may keep it whole; else 0.
         batch: products in the batch.
         element: bytes of an element of the operands, the wider of the two.
         along_k: the weights lie along k.
@@ -82,6 +83,7 @@ class Problem:
     along_k: bool = True
     contractions: int = 1
     whole_k: bool = False
+    longest: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,11 +117,15 @@ class Rule:
     columns: float = inf
     k: float = inf
 
+    def serves(self, problem: Problem) -> bool:
+        """Whether its kernel computes a call, and can be fast."""
+        whole = self.config.form != "stream" or 0 < problem.longest <= self.config.block_k
+        return problem.m <= self.rows and self.along_k in (None, problem.along_k) and whole
+
     def holds(self, problem: Problem, device: Device) -> bool:
         """Whether it is for a call."""
         return (
-            problem.m <= self.rows
-            and self.along_k in (None, problem.along_k)
+            self.serves(problem)
             and problem.contractions <= self.contractions
             and problem.batch * sum(problem.columns) <= self.columns * device.multiprocessors
             and problem.k <= self.k
@@ -128,6 +134,11 @@ class Rule:
 
 def _gemv(rows: int, block_n: int, block_k: int, warps: int, stages: int, **limits: Any) -> Rule:
     return Rule(rows, Config("gemv", rows, block_n, block_k, warps, stages), along_k=True, **limits)
+
+
+def _stream(rows: int, block_n: int, block_k: int, warps: int, stages: int, programs: int, **limits: Any) -> Rule:
+    """For k up to `block_k`; with less k, a tile has more columns."""
+    return Rule(rows, Config("stream", rows, block_n, block_k, warps, stages, programs=programs), along_k=True, **limits)
 
 
 def _gemm(
@@ -267,7 +278,7 @@ def neighbours(device: Device, problem: Problem) -> list[Config]:
         fitted(replace(rule.config, split_k=_splits(rule, problem, device)), problem, device)
         for rows in steps
         for rule in table
-        if rule.rows == rows and rule.along_k in (None, problem.along_k)
+        if rule.rows == rows and rule.serves(problem)
     ]
     own = choose(device, problem)
     return [config for config in dict.fromkeys(likely) if config != own][:_MOST_MEASURED]
@@ -315,7 +326,10 @@ def _splits(rule: Rule, problem: Problem, device: Device) -> int:
 
 
 def fitted(config: Config, problem: Problem, device: Device) -> Config:
-    """With as many stages as fit into shared memory."""
+    """With as many stages as fit into shared memory, and of what is kept whole no more than there is."""
+    if config.form == "stream":
+        block_k = max(128, 1 << (problem.longest - 1).bit_length())
+        config = replace(config, block_k=block_k, block_n=max(1, config.block_n * config.block_k // block_k))
     rows = config.block_m if config.form == "gemm" else 0
     stage = (rows + problem.contractions * config.block_n) * config.block_k * problem.element
     return replace(config, stages=max(1, min(config.stages, device.shared // stage)))

@@ -201,15 +201,17 @@ class _Call:
         ]
         contracted, column = region.contraction_axes(first)
         right = self.layouts[region.operand_index[first.right]]
+        lengths = [self.sizes[region.contraction_axes(c)[0]] for c in region.contractions]
         return Problem(
             m=self.sizes["m"],
             columns=tuple(self.sizes[group.column] for group in region.groups),
-            k=min(self.sizes[region.contraction_axes(c)[0]] for c in region.contractions),
+            k=min(lengths),
             batch=self.sizes["b"],
             element=max(operand.dtype.itemsize for operand in multiplied),
             along_k=right[contracted].step == 1 or right[column].step != 1,
             contractions=max(len(group.contractions) for group in region.groups),
             whole_k=any(c.left not in region.operand_index for c in region.contractions),
+            longest=0 if region.batched else max(lengths),
         )
 
     def attention(self, device: Device, softmax: Softmax) -> Config:
