@@ -14,7 +14,6 @@ from torch.fx import Graph, Node
 from postlude.capture.gemm import RESHAPES, Gemm, NotAGemm, recognize
 from postlude.capture.grow import Growth, Settings
 from postlude.capture.heads import join_heads
-from postlude.capture.inflow import ride
 from postlude.capture.names import name_of
 from postlude.capture.norms import defer
 from postlude.capture.rewrite import NotExpressible, Plan, Refused, check_sizes, plan, put_in, read_sizes_from_inputs
@@ -232,7 +231,6 @@ def _grown(
         if not growth.reach.whole_rows and (outside := trim(growth)):
             refused |= dict.fromkeys(outside, "the kernel that reads it computes it as well, from fewer bytes")
             continue
-        ride(growth)
         try:
             return growth, plan(growth)
         except Refused as refusal:

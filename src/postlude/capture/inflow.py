@@ -3,11 +3,6 @@
 A backward graph multiplies a gradient by f'(x), which is elementwise in a saved x. Read as an operand, f'(x) is a tensor, in
 float32 as the decomposition leaves it, that another kernel must store. So where a Region meets a tile that is elementwise in
 others, it reads those. A node that is stored anyway, since something other than elementwise ops reads it, is read as it is.
-
-Such a kernel has what is needed for more: f(x), which the gradient of the next layer's weight multiplies, and which a backward
-graph computes again under activation checkpointing. `ride` makes results of what is elementwise in these values and is stored
-for others; a kernel of its own would read x again. Nothing of this depends on the products, so it is only taken where nothing
-that the Region reads depends on it.
 """
 
 from collections.abc import Iterator
@@ -16,7 +11,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch.fx import Node
 
-from postlude.capture.forms import Form, Stop, Value, constant_value, depends_on
+from postlude.capture.forms import Form, Stop, Value, constant_value
 from postlude.capture.gemm import RESHAPES
 from postlude.capture.program import Source
 from postlude.capture.sizes import Kind, Size, broadcast_kind, same_rows
@@ -27,13 +22,16 @@ if TYPE_CHECKING:
 
     from postlude.capture.grow import Growth
 
-#: Most nodes that are computed in place of one operand, and most that are looked at for results.
+aten = torch.ops.aten
+
+#: Most nodes that are computed in place of one operand.
 _MOST_NODES = 32
 
 #: Most whole tiles that a kernel reads beside its products' operands: each takes shared memory from the mainloop.
 _MOST_TILES = 3
 
 _COMPUTED = frozenset((*ELEMENTWISE, *CASTS))
+_REDUCTIONS = (aten.sum.dim_IntList, aten.mean.dim, aten.amax.default, aten.amin.default, aten.var_mean.correction)
 
 
 def compute(growth: "Growth", node: Node, shape: "Sequence[Size]", column: str) -> str | None:
@@ -68,36 +66,6 @@ def read_tile(growth: "Growth", leaf: Node, column: str) -> None:
     growth.tiles[leaf] = Value(growth.program.operand(source, (*growth.program.rows, column)), Form.TILE, leaf)
 
 
-def ride(growth: "Growth") -> None:
-    """Make results of what else can be computed from the values that were computed in place of operands."""
-    if not growth.computed:
-        return
-    seen = 0
-    found: dict[Node, Value] = {}
-    before = growth.mark()
-    for node in _followers(growth):
-        seen += 1
-        if seen > _MOST_NODES:
-            break
-        if node in growth.tainted or node in growth.values or node in growth.refused:
-            continue
-        if node not in growth.computed:
-            mark = growth.mark()
-            try:
-                _compute_one(growth, node)
-            except Stop:
-                growth.roll_back(mark)
-                continue
-        value = growth.computed[node]
-        if value.form is Form.TILE and node.meta["val"].dtype.itemsize <= 2 and _is_stored(node) and _is_computed(node):
-            found[node] = value
-    sources = [source.node for source in growth.program.sources]
-    riders = {node: value for node, value in found.items() if not depends_on(sources, {node})}
-    if not riders:
-        growth.roll_back(before)
-    growth.values |= riders
-
-
 def _cone(growth: "Growth", node: Node) -> tuple[list[Node], list[Node]]:
     """What `node` is computed by, elementwise, each node behind its inputs; and the tiles that this begins with."""
     rows = tuple(node.meta["val"].shape)
@@ -115,8 +83,7 @@ def _cone(growth: "Growth", node: Node) -> tuple[list[Node], list[Node]]:
         if ready:
             inner[current] = None
             continue
-        first = current is node
-        if not (_is_computed(current) or _is_view(current)) or (not first and _is_stored(current)) or len(inner) >= _MOST_NODES:
+        if not (_is_computed(current) or _is_view(current)) or _is_stored(current) or len(inner) >= _MOST_NODES:
             leaves[current] = None
             continue
         stack.append((current, True))
@@ -148,18 +115,6 @@ def _compute_one(growth: "Growth", node: Node) -> None:
     growth.computed[node] = growth.values.pop(node)
 
 
-def _followers(growth: "Growth") -> Iterator[Node]:
-    """In graph order, nodes that are computed elementwise from values that were computed in place of operands."""
-    first = next(iter(growth.computed))
-    for node in first.graph.nodes:
-        if node in growth.computed:
-            yield node
-        elif (_is_computed(node) or _is_view(node)) and any(source in growth.computed for source in node.all_input_nodes):
-            tensors = [s for s in node.all_input_nodes if isinstance(s.meta.get("val"), torch.Tensor)]
-            if all(s in growth.computed or s in growth.tiles or constant_value(s) is not None for s in tensors):
-                yield node
-
-
 def _is_computed(node: Node) -> bool:
     return node.op == "call_function" and node.target in _COMPUTED
 
@@ -169,5 +124,6 @@ def _is_view(node: Node) -> bool:
 
 
 def _is_stored(node: Node) -> bool:
-    """Whether a node must be in memory: something reads it, perhaps in another shape, that is not elementwise."""
-    return any(not _is_computed(user) and (not _is_view(user) or _is_stored(user)) for user in node.users)
+    """Whether a node must be in memory: something reads it, perhaps in another shape, that neither is elementwise nor reduces it."""
+    users = [user for user in node.users if not _is_computed(user) and user.target not in _REDUCTIONS]
+    return any(not _is_view(user) or _is_stored(user) for user in users)

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch.fx import Graph, Node
 
-from postlude.capture.forms import IMPLICIT, depends_on
+from postlude.capture.forms import IMPLICIT, LOW, depends_on
 from postlude.capture.gemm import RESHAPES, Gemm, NotAGemm, arguments, is_gemm, recognize
 from postlude.capture.grow import Growth
 from postlude.capture.reach import reach_of
@@ -172,13 +172,9 @@ def _stream_of(rstd: Node) -> Node | None:
     last = squares.meta["val"].ndim - 1
     if [dim % (last + 1) for dim in dims] != [last] or not (len(mean.args) > 2 and mean.args[2]) or mean.kwargs.get("dtype"):
         return None
-    if squares.target is aten.pow.Tensor_Scalar and squares.args[1] == 2:
-        wide = arguments(squares)[0]
-    elif squares.target is aten.mul.Tensor and squares.args[0] is squares.args[1]:
-        wide = arguments(squares)[0]
-    else:
-        return None
-    return _behind_casts(wide)
+    by_power = squares.target is aten.pow.Tensor_Scalar and squares.args[1] == 2
+    by_product = squares.target is aten.mul.Tensor and squares.args[0] is squares.args[1]
+    return _behind_casts(squares.args[0]) if by_power or by_product else None
 
 
 def _weights(node: Node, stream: Node, rstd: Node) -> tuple[Node, ...] | None:
@@ -200,7 +196,7 @@ def _weights(node: Node, stream: Node, rstd: Node) -> tuple[Node, ...] | None:
         elif current.target is aten.mul.Tensor and all(isinstance(argument, Node) for argument in current.args):
             inner[current] = None
             stack.extend(arguments(current))
-        elif current.target in CASTS and value.dtype in (torch.bfloat16, torch.float32):
+        elif current.target in CASTS and value.dtype in (*LOW, torch.float32):
             inner[current] = None
             stack.append(arguments(current)[0])
         else:
@@ -251,9 +247,8 @@ def _rewrite(norm: Norm) -> _Rewritten:
     dtype, rows = stream.meta["val"].dtype, list(stream.meta["val"].shape)
     with graph.inserting_before(norm.node):
         weighted = _call(graph, prims.convert_element_type.default, stream, torch.float32)
-        for weight in norm.weights:
+        for weight in (_SCALE, *norm.weights):
             weighted = _call(graph, aten.mul.Tensor, weighted, weight)
-        weighted = _call(graph, aten.mul.Tensor, weighted, _SCALE)
         weighted = _call(graph, prims.convert_element_type.default, weighted, dtype)
         factor = _call(graph, aten.mul.Tensor, rstd, 1 / _SCALE)
         factor.meta[DEFERRED] = True
@@ -301,7 +296,8 @@ def _has(growth: Growth, *nodes: Node) -> bool:
 def _gemms_behind(node: Node) -> list[Node]:
     """The products that a node is computed from elementwise."""
     found: list[Node] = []
-    stack, seen = [node], set()
+    stack: list[Node] = [node]
+    seen: set[Node] = set()
     while stack and len(seen) < 2 * _MOST_NODES:
         current = stack.pop()
         if current in seen:
@@ -327,7 +323,7 @@ def _behind_casts(node: Any) -> Node | None:
 
 
 def _copied(graph: Graph) -> tuple[Graph, dict[Node, Node]]:
-    copy, copies = Graph(), {}
+    copy, copies = Graph(), dict[Node, Node]()
     copy.output(copy.graph_copy(graph, copies))
     return copy, copies
 
