@@ -79,3 +79,56 @@ class ReportNotWritten(PostludeError):
         super().__init__(
             f"The report could not be written to {path}: {reason}. Name a file in a folder that exists and is writable."
         )
+
+
+class TargetNotFound(PostludeError):
+    """What a command was asked to work on can't be had."""
+
+    def __init__(self, target: str, reason: str) -> None:
+        super().__init__(
+            f"Cannot use {target!r}: {reason}. Expected package.module:name or path/to/file.py:name, where calling name()"
+            " returns the model or function and the arguments to call it with, or a list of several sets of arguments, each"
+            " a tuple or a dict: return model, x  or  return model, [(x,), {'x': longer}]"
+        )
+
+
+class CheckError(PostludeError):
+    """There is nothing to check, or the model fails by itself."""
+
+
+class CaseError(PostludeError):
+    """A size, an epilogue or a line of a CSV that says nothing that could be measured."""
+
+
+class DatabaseUnusable(PostludeError):
+    """The tuning database can't be read or written."""
+
+    def __init__(self, path: object, reason: object) -> None:
+        super().__init__(
+            f"{path} can't be used: {reason}. A tuning database that this user may read and write was expected; set"
+            " POSTLUDE_TUNING_DB to use another file, or POSTLUDE_CACHE_DIR to move all caches."
+        )
+
+
+class FileUnusable(PostludeError):
+    """A file that entries should come from or go to can't be read or written."""
+
+    def __init__(self, path: object, reason: object, expected: str) -> None:
+        super().__init__(f"{path} can't be used: {reason}. Name {expected}.")
+
+
+class MeasurementFailed(PostludeError):
+    """Nothing could be measured: Inductor's code for the nodes, with which all is compared, did not run, or memory was short."""
+
+    def __init__(self, error: BaseException) -> None:
+        super().__init__(f"it could not be measured: {type(error).__name__}: {error}")
+
+
+class ToolchainRefused(PostludeError):
+    """The installed CuTe DSL or QuACK does not compile kernels that compute what they should."""
+
+    def __init__(self, reason: str, installed: str, tested: str) -> None:
+        super().__init__(
+            f"The CUDA kernels of this installation ({installed}) failed their self-test: {reason}. Versions that were tested:"
+            f" {tested}. Install those: pip install 'postlude[cuda]'. Until then the `cute` target is not used."
+        )

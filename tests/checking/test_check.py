@@ -15,9 +15,9 @@ from postlude.checking import machine
 from postlude.checking.faults import planted
 from postlude.checking.regions import Inspection
 from postlude.checking.result import Check
-from postlude.checking.run import CheckError
 from postlude.checking.sides import Runner
 from postlude.checking.state import State, same_bits
+from postlude.errors import CheckError
 from postlude.loading import Inputs
 from postlude.targets.base import Kernel
 from tests.checking.models import Caching, Nested, Restless, Stack, stack
@@ -75,7 +75,7 @@ def test_the_result_is_json(trained: Check) -> None:
     record = json.loads(trained.to_json())
     assert record["schema"] == 1
     assert record["passed"] is True
-    assert record["speeds"][0]["latencies"]["postlude"]["p50"] > 0
+    assert record["speeds"][0]["latencies"]["postlude"]["median"] > 0
     assert record["worst_region"] == trained.worst_region.name  # type: ignore[union-attr]
     assert "Infinity" not in trained.to_json()
     assert "Postlude" in str(trained)

@@ -60,15 +60,51 @@ def test_nothing_is_known_at_first_and_nothing_is_written(known: Knowledge) -> N
 
 
 def test_the_users_entry_goes_before_a_shipped_one(known: Knowledge, without_shipped: Path) -> None:
-    elsewhere = {**ENVIRONMENT, "torch": "2.11.0"}  # shipped entries were measured with another torch
-    lines = [entry(0, environment=elsewhere), entry(1, environment={**ENVIRONMENT, "generator": "of other kernels"})]
-    without_shipped.write_text("".join(line.to_json() + "\n" for line in lines) + "no entry\n")
-    shipped.cache_clear()
+    ship(without_shipped, entry(0))
+    with without_shipped.open("a") as file:
+        file.write("no entry\n")
     assert not known.empty
     assert winner(known, 0) == ("cpp", "shipped database")
-    assert winner(known, 1) is None  # kernels are generated otherwise now
     known.put(entry(0, unfused=0.5e-6))
     assert winner(known, 0) == (UNFUSED, "user database")
+
+
+def ship(path: Path, *entries: Entry) -> None:
+    """Let these be the shipped entries."""
+    path.write_text("".join(one.to_json() + "\n" for one in entries))
+    shipped.cache_clear()
+
+
+@pytest.mark.parametrize("changed", [{"torch": "2.11.0"}, {"driver": "580"}, {"generator": "of kernels with a fault mended"}])
+def test_of_another_environment_a_shipped_entry_tells_only_clear_differences(
+    known: Knowledge, without_shipped: Path, changed: dict[str, str]
+) -> None:
+    """Versions differ everywhere, and every change of a source is another hash; what was close may have turned around."""
+    elsewhere = {**ENVIRONMENT, **changed}
+    clear, clearly_not = (
+        entry(0, incumbent=UNFUSED, environment=elsewhere),
+        entry(1, fused=2e-6, unfused=1e-6, environment=elsewhere),
+    )
+    close = entry(2, fused=1e-6, unfused=1.03e-6, incumbent=UNFUSED, environment=elsewhere)
+    by_rule = entry(3, environment=elsewhere)  # the rules choose the same
+    ship(without_shipped, clear, clearly_not, close, by_rule)
+    assert [winner(known, index) for index in range(4)] == [
+        ("cpp", "shipped database"),
+        (UNFUSED, "shipped database"),
+        None,
+        None,
+    ]
+    assert [known.kernel(call(index), ENVIRONMENT, ["cpp"]) is None for index in range(4)] == [False, False, True, True]
+    assert known.choice(call(0), "inductor max_autotune", ENVIRONMENT, ["cpp"]) is None  # a faster peer was not measured
+    known.mark_failed(clear, "cpp", "it does not build here")
+    assert winner(known, 0) is None
+    assert known.kernel(call(0), ENVIRONMENT, ["cpp"]) is None
+
+
+def test_a_shipped_entry_of_another_generation_tells_nothing(known: Knowledge, without_shipped: Path) -> None:
+    ship(without_shipped, entry(0, incumbent=UNFUSED, environment={**ENVIRONMENT, "generation": "cpp 0"}))
+    assert winner(known) is None
+    assert known.kernel(call(), ENVIRONMENT, ["cpp"]) is None
 
 
 def test_an_entry_of_another_environment_or_peer_is_not_taken(known: Knowledge) -> None:

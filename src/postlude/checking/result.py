@@ -72,7 +72,7 @@ class Speed:
     @property
     def best_other(self) -> str | None:
         """The faster of the other sides."""
-        others = {name: latency.p50 for name, latency in self.latencies.items() if name != POSTLUDE}
+        others = {name: latency.median for name, latency in self.latencies.items() if name != POSTLUDE}
         return min(others, key=others.__getitem__) if others else None
 
 

@@ -19,17 +19,13 @@ from postlude.checking.result import EAGER, INDUCTOR, POSTLUDE, SIDES, Check, Co
 from postlude.checking.sides import Runner, Settings, collecting_warnings, counting, forget
 from postlude.checking.state import State, random_state, same_bits
 from postlude.checking.verdict import judge
-from postlude.errors import PostludeError
+from postlude.errors import CheckError, PostludeError
 from postlude.loading import Inputs
 
 #: Runs of each side that are compared bit by bit.
 RUNS = 3
 
 Progress = Callable[[str], object]
-
-
-class CheckError(PostludeError):
-    """There is nothing to check, or the model fails by itself."""
 
 
 def check(
@@ -423,4 +419,4 @@ def _told(error: BaseException) -> str:
     return f"{type(inner).__name__}: {lines[0]}" if lines else type(inner).__name__
 
 
-__all__ = ["CheckError", "check", "input_sets", "wants_gradients"]
+__all__ = ["check", "input_sets", "wants_gradients"]

@@ -78,7 +78,7 @@ def _speed(check: Check) -> Group | None:
         for side, latency in speed.latencies.items():
             table.add_row(
                 words.NAMES[side],
-                Text(words.seconds(latency.p50), style="bold" if side == POSTLUDE else ""),
+                Text(words.seconds(latency.median), style="bold" if side == POSTLUDE else ""),
                 words.spread(latency),
                 words.seconds(latency.p90),
                 words.seconds(latency.p99),

@@ -14,11 +14,12 @@ from postlude.capture.grow import Growth
 from postlude.capture.norms import DEFERRED
 from postlude.capture.rewrite import Plan
 from postlude.capture.sizes import hint
+from postlude.errors import MeasurementFailed
 from postlude.ir import Contract, Reduce, Region
 from postlude.options import Options
 from postlude.select.choice import UNFUSED, Candidate, Choice
 from postlude.select.knowledge import knowledge
-from postlude.select.measure import MeasurementFailed, Packing, packing_of
+from postlude.select.measure import Packing, packing_of
 from postlude.select.rows import by_rows, few_rows, has_epilogue
 from postlude.select.subject import environment, peer, planned_call
 from postlude.select.tune import tuned

@@ -26,7 +26,7 @@ from postlude.ir import Region, to_text
 from postlude.ir.region import ROW_AXES
 from postlude.op import region_of
 from postlude.targets.aten.interpreter import axis_sizes, batch_shape
-from postlude.targets.base import serving, target
+from postlude.targets.base import GENERATIONS, serving, target
 
 if TYPE_CHECKING:
     from postlude.capture.rewrite import Plan
@@ -211,10 +211,13 @@ def _isa() -> str:
 def environment(device_type: str, region: Region) -> dict[str, str]:
     """What the times of a Region's kernels depend on beside the call itself.
 
-    ``generator`` is a hash of the kernels' generated sources and of what they include; the driver counts by its branch.
+    ``generator`` is a hash of the kernels' generated sources and of what they include, ``generation`` what does not change with
+    each of their lines (`targets.base.GENERATIONS`); the driver counts by its branch.
     """
-    prints = {name: target(name).fingerprint(region) for name in serving(device_type, region)}
-    return {**_versions(device_type), "generator": digest(prints)}
+    names = serving(device_type, region)
+    prints = {name: target(name).fingerprint(region) for name in names}
+    generation = ", ".join(f"{name} {GENERATIONS[name]}" for name in sorted(names))
+    return {**_versions(device_type), "generation": generation, "generator": digest(prints)}
 
 
 @lru_cache

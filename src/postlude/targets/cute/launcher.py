@@ -94,6 +94,20 @@ def submit(region: Region, tensors: Sequence[Tensor], device: torch.device, *, r
         ahead.submit([*turned[:1], *kernels[1:], *turned[1:]], later=True)
 
 
+def submit_each(region: Region, tensors: Sequence[Tensor], configurations: Sequence[Configuration | None]) -> None:
+    """Start compiling kernels that are to be measured on these tensors, in these configurations (None: the chosen one)."""
+    target = target_of(tensors[0].device)
+    for index, form in enumerate(forms(region)):
+        try:
+            views = arrange(region, form, tensors)
+        except OperandsDoNotFit:
+            return
+        wanted = dict.fromkeys(c or _choose(region, form, tensors, target) for c in configurations)
+        kernels = [_specialization(region, index, views, c, target) for c in wanted]
+        # Copies of a pair's weights, which take turns, may lie in either order.
+        ahead.submit([*kernels, *(replace(kernel, reverse=True) for kernel in kernels if form.paired)])
+
+
 def worth_measuring(region: Region, tensors: Sequence[Tensor]) -> list[Configuration]:
     """Configurations to measure for these tensors, by the GEMM of the Region's first group."""
     form = forms(region)[0]
