@@ -8,7 +8,7 @@ results and gradients; `worst ratio` is the largest over them of our error to In
     python benchmarks/gpu_training.py --out results/gpu_training.json                   eager's and Inductor's errors, all cases
     python benchmarks/gpu_training.py --modes inductor autotune postlude --case llama
     python benchmarks/gpu_training.py --explain                    Regions of each graph, what ended them, kernels by time
-    python benchmarks/gpu_training.py --products 4                 the plain products of a step: cuBLAS, and CuTe's configurations
+    python benchmarks/gpu_training.py --kernels 4                  single kernels of a step, in 4 configurations each
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import argparse
 import collections
 import copy
 import gc
+import itertools
 import sys
 import time
 from dataclasses import dataclass
@@ -315,54 +316,109 @@ def profile(title: str, step: Callable[[], Any], most: int = 40) -> None:
         print(f"{sum(times):10.1f} us {len(times):4d} x {sum(times) / len(times):9.2f}  {kernel[:150]}")
 
 
-#: The products of a training step: rows, columns, contracted, and the axes of both operands as they lie in memory.
-_FORWARD, _INPUT, _WEIGHT = ("m, k", "n, k"), ("m, k", "k, n"), ("k, m", "k, n")
-PRODUCTS = [
-    (*sizes, axes)
-    for m in (4096, 16384)
-    for *sizes, axes in (
-        (m, HIDDEN, HIDDEN, _FORWARD),
-        (m, INNER, HIDDEN, _FORWARD),
-        (m, HIDDEN, INNER, _FORWARD),
-        (m, INNER, HIDDEN, _INPUT),
-        (m, HIDDEN, INNER, _INPUT),
-        (INNER, HIDDEN, m, _WEIGHT),
-        (HIDDEN, INNER, m, _WEIGHT),
-    )
-]
+_X, _W, _V = "%x = operand [m, k] bf16;", "%w = operand [n, k] bf16;", "%v = operand [n, k] bf16;"
+_PRODUCT = "%acc = contract %x, %w : f32;"
+_TILES = "%t = operand [m, n] bf16; %u = operand [m, n] bf16;"
+_GELU = (
+    "%0 = const 0.5; %1 = mul %0, %h; %2 = const 0.7071067811865476; %3 = mul %2, %h; %4 = erf %3; %5 = const 1.0;"
+    " %6 = add %4, %5; %7 = mul %1, %6;"
+)
+_DGELU = (
+    "%0 = const 0.5; %1 = const 1.0; %2 = const 0.7071067811865476; %3 = mul %2, %t; %4 = erf %3; %5 = add %1, %4;"
+    " %6 = mul %0, %5; %7 = const -0.5; %8 = mul %t, %t; %9 = mul %7, %8; %10 = exp %9; %11 = const 0.3989422804014327;"
+    " %12 = mul %10, %11; %13 = mul %12, %t; %14 = add %6, %13; %15 = mul %acc, %14;"
+)
+_SILU = (
+    "%0 = const 1.0; %1 = neg %acc; %2 = exp %1; %3 = add %0, %2; %4 = div %acc, %3; %5 = round_to bf16 %4; %6 = mul %acc1, %5;"
+)
+_DSWIGLU = (
+    "%0 = const 1.0; %1 = neg %t; %2 = exp %1; %3 = add %0, %2; %4 = div %t, %3; %5 = round_to bf16 %4; %6 = mul %acc, %5;"
+    " %7 = mul %acc, %u; %8 = reciprocal %3; %9 = mul %0, %8; %10 = mul %7, %9; %11 = sub %0, %9; %12 = mul %11, %t;"
+    " %13 = add %0, %12; %14 = mul %10, %13;"
+)
+_NORM = (
+    "%0 = add %acc, %t; %1 = const 1.52587890625e-05; %2 = mul %0, %g; %3 = mul %1, %2; %4 = mul %0, %0; %5 = reduce sum n %4;"
+    " %6 = extent n; %7 = div %5, %6; %8 = const 1e-06; %9 = add %7, %8; %10 = rsqrt %9; %11 = const 65536.0; %12 = mul %10, %11;"
+)
+_STORED = "yield [m, n] bf16"
+#: The kernels of training steps: operands, what is computed, results; n, k.
+KERNELS = {
+    "forward, up": (f"{_X} {_W} {_PRODUCT} {_STORED} %acc", INNER, HIDDEN),
+    "forward, down": (f"{_X} {_W} {_PRODUCT} {_STORED} %acc", HIDDEN, INNER),
+    "input's gradient, up": (f"{_X} %w = operand [k, n] bf16; {_PRODUCT} {_STORED} %acc", HIDDEN, INNER),
+    "weight's gradient": (f"%x = operand [k, m] bf16; %w = operand [k, n] bf16; {_PRODUCT} {_STORED} %acc", HIDDEN, INNER),
+    "residual": (f"{_X} {_W} %t = operand [m, n] bf16; {_PRODUCT} %0 = add %acc, %t; {_STORED} %0", HIDDEN, INNER),
+    "gelu": (
+        f"{_X} {_W} %r = operand [n] bf16; {_PRODUCT} %h = add %acc, %r; {_GELU} {_STORED} %h; {_STORED} %7",
+        INNER,
+        HIDDEN,
+    ),
+    "dgelu": (f"{_X} {_W} {_TILES.split(';')[0]}; {_PRODUCT} {_DGELU} {_STORED} %15", INNER, HIDDEN),
+    "dgelu, bias": (
+        f"{_X} {_W} {_TILES.split(';')[0]}; {_PRODUCT} {_DGELU} %16 = round_to bf16 %15; %17 = reduce sum m %16;"
+        f" {_STORED} %15; yield [n] bf16 %17",
+        INNER,
+        HIDDEN,
+    ),
+    "swiglu": (
+        f"{_X} {_W} {_V} {_PRODUCT} %acc1 = contract %x, %v : f32; {_SILU} {_STORED} %acc; {_STORED} %acc1; {_STORED} %6",
+        INNER,
+        HIDDEN,
+    ),
+    "dswiglu": (f"{_X} {_W} {_TILES} {_PRODUCT} {_DSWIGLU} {_STORED} %6; {_STORED} %14", INNER, HIDDEN),
+    "products of tiles": (
+        f"{_X} {_W} {_TILES} {_PRODUCT} %0 = mul %acc, %t; %1 = mul %acc, %u; {_STORED} %0; {_STORED} %1",
+        INNER,
+        HIDDEN,
+    ),
+    "norm before": (
+        f"{_X} {_W} %t = operand [m, n] bf16; %g = operand [n] bf16; {_PRODUCT} {_NORM} {_STORED} %0; {_STORED} %3;"
+        " yield [m] f32 %12",
+        HIDDEN,
+        HIDDEN,
+    ),
+    "norm behind": (f"{_X} {_W} %c = operand [m] f32; {_PRODUCT} %0 = mul %acc, %c; {_STORED} %0", HIDDEN, HIDDEN),
+}
 
 
-def products(options: argparse.Namespace) -> None:
-    """Times of plain products in each orientation: `torch.mm`, the configuration that is chosen, the next best by the model."""
-    from postlude.ir import parse
+def kernels(options: argparse.Namespace) -> None:
+    """Times of the kernels of training steps beside cuBLAS's plain product of these sizes.
+
+    Measured are the configuration that is chosen, and the next best by the model.
+    """
+    from postlude.ir import normalize, parse
+    from postlude.op import allocate_results
     from postlude.targets import cute
 
-    processors = torch.cuda.get_device_properties(0).multi_processor_count
+    processors, capability = torch.cuda.get_device_properties(0).multi_processor_count, torch.cuda.get_device_capability()
     rows = []
-    for m, n, k, axes in PRODUCTS:
-        region = parse(
-            f"region(m, n, k); %x = operand [{axes[0]}] bf16; %w = operand [{axes[1]}] bf16; %acc = contract %x, %w : f32;"
-            " yield [m, n] bf16 %acc"
-        )
-        sizes = {"m": m, "n": n, "k": k}
-        x, w = (normal(*(sizes[axis] for axis in one.split(", "))) for one in axes)
-        result = torch.empty(m, n, device="cuda", dtype=torch.bfloat16)
-        left, right = x if axes[0] == "m, k" else x.t(), w if axes[1] == "k, n" else w.t()
-        sides = {"cublas": lambda left=left, right=right, result=result: torch.mm(left, right, out=result)}
-        for configuration in cute.candidates(region, m, n, k, torch.cuda.get_device_capability(), processors)[: options.products]:
+    for (name, (text, n, k)), m in itertools.product(KERNELS.items(), (4096, 16384)):
+        region, _ = normalize(parse(f"region(m, n, k); {text}"))
+        sizes = {"m": n, "n": k, "k": m} if name == "weight's gradient" else {"m": m, "n": n, "k": k}
+        operands = [
+            normal(*(sizes[axis] for axis in o.axes)).to(o.dtype) / (sizes["k"] ** 0.5 if "k" in o.axes else 1)
+            for o in region.operands
+        ]
+        results = allocate_results(region, operands)
+        pair = len(region.contractions)
+        x, w = normal(sizes["m"], sizes["k"]), normal(pair * sizes["n"], sizes["k"])
+        sides: dict[str, Callable[[], object]] = {"cublas": lambda x=x, w=w: F.linear(x, w)}  # type: ignore[misc]
+        for configuration in cute.candidates(region, *sizes.values(), capability, processors)[: options.kernels]:
             kernel = cute.load(region, configuration)
-            sides[str(configuration)] = lambda kernel=kernel, x=x, w=w, result=result: kernel(x, w, result)
-        graphs = {name: common.graph_of(run) for name, run in sides.items()}
-        times = common.interleave(graphs, options.rounds, 5)
-        rows.append({"sizes": sizes, "axes": axes, "times": {name: vars(t) for name, t in times.items()}})
-        own = {name: t.microseconds for name, t in times.items() if name != "cublas"}
-        shown = ", ".join(f"{name} {time:.0f}" for name, time in sorted(own.items(), key=lambda item: item[1])[:3])
-        ratio = times["cublas"].microseconds / next(iter(own.values()))
+            sides[str(configuration)] = lambda kernel=kernel, o=operands, r=results: kernel(*o, *r)  # type: ignore[misc]
+        times = common.interleave({side: common.graph_of(run) for side, run in sides.items()}, options.rounds, 5)
+        rows.append({"kernel": name, "sizes": sizes, "times": {side: vars(t) for side, t in times.items()}})
+        own = {side: t.microseconds for side, t in times.items() if side != "cublas"}
+        shown = ", ".join(f"{side} {time:.0f}" for side, time in sorted(own.items(), key=lambda item: item[1]))
+        chosen, cublas = next(iter(own.items())), times["cublas"].microseconds
+        title = f"{name} {sizes['m']}x{sizes['n']}x{sizes['k']}"
         print(
-            f"{m}x{n}x{k} [{axes[0]}] [{axes[1]}]: cublas {times['cublas'].microseconds:.0f} us, {ratio:.3f}x; {shown}",
+            f"{title:40} cublas {cublas:6.0f} us, {chosen[0]} {chosen[1]:.0f}, {chosen[1] / cublas:.3f} of it; {shown}",
             flush=True,
         )
-        common.save(options.out, {"products": rows})
+        common.save(options.out, {"kernels": rows})
+        del sides, operands, results, x, w
+        torch.cuda.empty_cache()
 
 
 def main() -> None:
@@ -371,12 +427,12 @@ def main() -> None:
     options.add_argument("--modes", nargs="+", choices=list(MODES), default=["inductor", "postlude"])
     options.add_argument("--case", nargs="+", choices=list(CASES), default=list(CASES))
     options.add_argument("--explain", action="store_true", help="print Regions and kernels, measure nothing")
-    options.add_argument("--products", type=int, default=0, metavar="N", help="plain products only, with N configurations each")
+    options.add_argument("--kernels", type=int, default=0, metavar="N", help="single kernels only, in N configurations each")
     options.add_argument("--seconds", type=float, default=float("inf"), help="start no case after so many seconds")
     arguments = options.parse_args()
     torch._inductor.select_algorithm.PRINT_AUTOTUNE = False  # a table for every GEMM
-    if arguments.products:
-        products(arguments)
+    if arguments.kernels:
+        kernels(arguments)
         return
     begin = time.perf_counter()
     rows: list[dict[str, Any]] = []

@@ -269,7 +269,7 @@ class Growth:
             self._getitem(node)
         elif not isinstance(node.meta.get("val"), torch.Tensor) and node.target not in _MOMENTS and not is_gemm(node):
             raise Stop(f"{_name(node)} does not give one tensor")
-        elif node.target in _VIEWS:
+        elif node.target in VIEWS:
             self._view(node)
         elif node.target is aten.permute.default:
             self._permute(node)
@@ -613,7 +613,8 @@ class Growth:
             raise Stop(f"{node.name} is not a strided tensor")
 
 
-_VIEWS = (
+#: Ops that change no value.
+VIEWS = (
     *RESHAPES,
     aten.unsqueeze.default,
     aten.squeeze.dim,

@@ -124,6 +124,6 @@ def _is_view(node: Node) -> bool:
 
 
 def _is_stored(node: Node) -> bool:
-    """Whether a node must be in memory: something reads it, perhaps in another shape, that neither is elementwise nor reduces it."""
+    """Whether a node must be in memory: something reads it, perhaps in another shape, that is not elementwise nor a reduction."""
     users = [user for user in node.users if not _is_computed(user) and user.target not in _REDUCTIONS]
     return any(not _is_view(user) or _is_stored(user) for user in users)

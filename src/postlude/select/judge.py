@@ -10,7 +10,7 @@ from math import prod
 
 import torch
 
-from postlude.capture.grow import Growth
+from postlude.capture.grow import VIEWS, Growth
 from postlude.capture.norms import DEFERRED
 from postlude.capture.rewrite import Plan
 from postlude.capture.sizes import hint
@@ -124,7 +124,15 @@ def _pays_on_a_gpu(plan: Plan, growth: Growth) -> str | None:
         return None
     if not has_epilogue(plan.region):
         return None if few and "blas" in names else "cuBLAS is as fast for many rows without an epilogue"
+    if not few and _is_one_call(growth):
+        return "cuBLAS adds a bias as well"
     return None if "cute" in names else "no CuTe kernel of this form"
+
+
+def _is_one_call(growth: Growth) -> bool:
+    """Whether all that a Region computes is one `addmm`."""
+    gemms = {gemm.node for gemm in growth.gemms}
+    return growth.prologue is None and all(node in gemms or node.target in VIEWS for node in growth.values)
 
 
 def _totals(plan: Plan, growth: Growth) -> str | None:

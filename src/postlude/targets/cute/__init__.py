@@ -105,8 +105,8 @@ def candidates(region: Region, m: int, n: int, k: int, capability: tuple[int, in
     from postlude.targets.cute.configurations import Problem, choose, ranked
     from postlude.targets.cute.form import forms
 
-    paired = forms(region)[0].paired
-    problem = Problem(m, n * (2 if paired else 1), k, paired=paired)
+    form = forms(region)[0]
+    problem = Problem(m, n * (2 if form.paired else 1), k, paired=form.paired, crowded=form.crowded)
     every = [choose(problem, capability[0], processors), *ranked(problem, capability[0], processors)]
     return list(dict.fromkeys(every))
 

@@ -86,7 +86,8 @@ def submit(region: Region, tensors: Sequence[Tensor], device: torch.device, *, r
             return
         sizes = problem(region, form, tensors)
         first = choose(sizes, target.major, target.clusters[0])
-        others = shortlist(sizes.n, sizes.k, sizes.paired, target.major, target.clusters[0]) if rows_vary else ()
+        most = shortlist(sizes.n, sizes.k, sizes.paired, target.major, target.clusters[0], sizes.crowded)
+        others = most if rows_vary else ()
         kernels = [_specialization(region, index, views, c, target) for c in (first, *(c for c in others if c != first))]
         ahead.submit(kernels[:1])
         # Which weight of a pair lies lower is seen at the first call: usually the first.
@@ -245,7 +246,7 @@ def problem(region: Region, form: Form, tensors: Sequence[Tensor]) -> Problem:
     sizes = axis_sizes(region, shapes)
     (contracted,) = set(form.of_kind("left")[0].axes) - {"b", "m"}
     columns = sizes[form.group.column] * (2 if form.paired else 1)
-    return Problem(sizes["m"], columns, sizes[contracted], prod(batch_shape(region, shapes)), form.paired)
+    return Problem(sizes["m"], columns, sizes[contracted], prod(batch_shape(region, shapes)), form.paired, form.crowded)
 
 
 def workspace_cells(form: Form, problem: Problem, block: tuple[int, int]) -> int:
