@@ -233,7 +233,7 @@ def precise_cases() -> Iterator[tuple[str, Callable[[], str]]]:
 
     def case(name: str) -> str:
         for short in ("bf16", "f16", "f32"):
-            precise.check(name, short, run)
+            precise.check(name, short, run, "cuda")
         return "as accurate as eager"
 
     for name in precise.PROGRAMS:
