@@ -27,7 +27,7 @@ from torch import Tensor, nn
 
 import zoo
 from common import console, save, table
-from postlude.checking.sides import separate
+from postlude.twins import separate
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
