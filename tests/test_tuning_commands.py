@@ -169,7 +169,7 @@ def test_more_sets_of_inputs_than_dynamo_compiles_for_one_function(tmp_path: Pat
     monkeypatch.setattr(tune, "measure", measured(1e-6, 2e-6))
     (tmp_path / "sets.py").write_text(
         "import torch\nfrom torch import nn\n\ndef target():\n"
-        "    return nn.Sequential(nn.Linear(8, 8), nn.ReLU()).eval(), [(torch.randn(2**i, 8),) for i in range(10)]\n"
+        "    return nn.Sequential(nn.Linear(8, 8), nn.ReLU()).eval(), [(torch.randn(2 ** (i + 1), 8),) for i in range(10)]\n"
     )
     result = run("tune", str(tmp_path / "sets.py"))
     assert "10 measured now" in result.stdout, result.output
