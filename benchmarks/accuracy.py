@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import argparse
 import copy
+import json
 import math
 import statistics
 import sys
@@ -26,11 +27,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import zoo
-from common import console, save, table
-from postlude.checking.sides import separate
+from common import RESULTS, console, save, table
+from postlude.twins import separate
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Sequence
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 SIDES: dict[str, dict[str, Any]] = {
@@ -38,6 +39,8 @@ SIDES: dict[str, dict[str, Any]] = {
     "postlude": {"backend": "postlude"},
     "postlude, rounding eager": {"backend": "postlude", "options": {"rounding": "eager"}},
 }
+#: What names a case, and the order in which tables show them.
+CASE = {"dtype": DTYPES, "kind": ("outputs", "gradients"), "model": zoo.MODELS}
 #: Quantiles of Student's t for a two-sided 95 % interval, by degrees of freedom; the next smaller one is taken.
 _STUDENT = {1: 12.71, 2: 4.30, 3: 3.18, 4: 2.78, 5: 2.57, 7: 2.36, 9: 2.26, 14: 2.14, 19: 2.09, 29: 2.05, 59: 2.00, 99: 1.98}
 
@@ -221,11 +224,8 @@ def row(label: str, errors: dict[str, list[float]]) -> list[str]:
     return [label, f"{statistics.median(errors['eager']):.2e}", *(cell(found[side]) if side in found else "–" for side in SIDES)]
 
 
-def overall(records: Iterable[dict[str, Any]], label: str) -> list[str] | None:
+def overall(records: Sequence[dict[str, Any]], label: str) -> list[str]:
     """All cases of a kind together, every case with the same weight."""
-    records = list(records)
-    if not records:
-        return None
     cells = []
     for side in SIDES:
         means = [record["ratios"][side]["mean"] for record in records if side in record["ratios"]]
@@ -245,10 +245,13 @@ def main() -> int:
     parser.add_argument("--generation", action="store_true", help="generate text instead")
     parser.add_argument("--steps", type=int, default=24, help="tokens of a generation")
     parser.add_argument("--result", help="name of the JSON file in benchmarks/results (default: not written)")
+    parser.add_argument("--add", action="store_true", help="keep the other cases that the file has, and show them too")
     arguments = parser.parse_args()
     warnings.filterwarnings("ignore")
     records: list[dict[str, Any]] = []
     rows: list[list[str]] = []
+    if arguments.add and (file := RESULTS / f"{arguments.result}.json").exists():
+        records = json.loads(file.read_text())["cases"]
     if arguments.generation:
         for dtype in arguments.dtypes:
             errors, alike = generation(dtype, arguments.seeds, arguments.steps)
@@ -262,16 +265,15 @@ def main() -> int:
                 for kind in arguments.kinds:
                     errors = model_errors(name, dtype, kind == "gradients", arguments.seeds, arguments.size)
                     record = {"model": name, "dtype": dtype, "kind": kind, "errors": errors, "ratios": ratios(errors)}
-                    records.append(record)
-                    rows.append(row(f"{name}, {dtype}, {kind}", errors))
-                    console.print("  ".join(rows[-1]))
+                    records = [*(r for r in records if any(r[key] != record[key] for key in CASE)), record]
+                    console.print("  ".join(row(f"{name}, {dtype}, {kind}", errors)))
                     save(arguments.result, {"cases": records})
-        for dtype in arguments.dtypes:
-            for kind in arguments.kinds:
-                alike_cases = (r for r in records if (r["dtype"], r["kind"]) == (dtype, kind))
-                if (total := overall(alike_cases, f"all, {dtype}, {kind}")) is not None:
-                    rows.append(total)
-    title = f"error over eager's: geometric mean over {arguments.seeds} seeds (95 % interval), worst"
+        records.sort(key=lambda r: [list(one).index(r[key]) for key, one in CASE.items()])
+        for dtype, kind in dict.fromkeys((r["dtype"], r["kind"]) for r in records):
+            of_kind = [r for r in records if (r["dtype"], r["kind"]) == (dtype, kind)]
+            rows += [row(f"{r['model']}, {dtype}, {kind}", r["errors"]) for r in of_kind]
+            rows.append(overall(of_kind, f"all, {dtype}, {kind}"))
+    title = "error over eager's: geometric mean over seeds (95 % interval), worst"
     table(title, ["", "eager's error", *SIDES], rows)
     save(arguments.result, {"cases": records})
     worse = [r for r in records if any(r["ratios"][side]["low"] > 1 for side in r["ratios"] if side.startswith("postlude"))]

@@ -137,10 +137,9 @@ def tune(
         if tuned.ended == "budget":
             if session.measured:
                 messages.print(f"The budget of {budget} is spent; what was measured is kept. Run the same again to go on.")
-            else:  # the same again would end in the same place
+            else:
                 messages.print(
-                    f"The budget of {budget} was spent before anything more was measured: compiling the model counts too, and a"
-                    " Region takes some seconds. Give a larger one.",
+                    f"The budget of {budget} was spent while another process was measuring on this device. Run the same again.",
                     soft_wrap=True,
                 )
         if tuned.ended == "interrupted":

@@ -155,14 +155,33 @@ def test_graphs_are_compiled_anew_when_a_decision_changes(known: Knowledge) -> N
 # Faults --------------------------------------------------------------------------------------------------------------
 
 
-def test_a_corrupt_database_is_one_warning_and_work_goes_on(known: Knowledge) -> None:
-    known.put(entry(0))
-    known.database.path.write_text("not a database" * 100)
+def spoil(path: Path) -> None:
+    """Break the first page of a database, but for the definitions of its tables, which say whose it is."""
+    content = path.read_bytes()
+    path.write_bytes(b"no database, " + content[13:])
+
+
+def test_a_file_that_is_not_ours_is_left_alone_with_one_warning(known: Knowledge) -> None:
+    known.database.path.write_text("What I must not forget")
 
     def use() -> None:
         assert winner(known, 0) is None
         known.put(entry(1))
-        known.database.path.write_text("not a database" * 100)
+
+    warns_once(use, "can't be used: it is no tuning database of Postlude's, and was left as it is.*chosen by the rules")
+    assert winner(known, 1) == ("cpp", "user database")  # remembered until the process ends
+    assert known.database.path.read_text() == "What I must not forget"
+    assert len(list(known.database.path.parent.iterdir())) == 1
+
+
+def test_a_corrupt_database_is_one_warning_and_work_goes_on(known: Knowledge) -> None:
+    known.put(entry(0))
+    spoil(known.database.path)
+
+    def use() -> None:
+        assert winner(known, 0) is None
+        known.put(entry(1))
+        spoil(known.database.path)
         known.put(entry(2))
 
     warns_once(use, "is corrupt .* moved to")

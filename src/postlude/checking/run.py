@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
 from postlude.checking import memory, startup
-from postlude.checking.accuracy import Error, bar, distance
+from postlude.checking.accuracy import Error, as_good, bar, distance
 from postlude.checking.clock import race, speedup
 from postlude.checking.exact import widen, widened
 from postlude.checking.machine import roofs
@@ -268,8 +268,15 @@ class _Run:
                 if limit is not None:
                     allowed = limit
                 kept = POSTLUDE not in errors or errors[POSTLUDE].within(allowed, error)
+                shared = (
+                    not kept
+                    and limit is None
+                    and INDUCTOR in errors
+                    and as_good(errors[POSTLUDE], errors[INDUCTOR], eager[name].dtype, largest, eager[name].numel())
+                )
                 dtype = str(eager[name].dtype).removeprefix("torch.")
-                self.found.tensors.append(Tensors(name, index, dtype, tuple(eager[name].shape), errors, allowed, kept))
+                shape = tuple(eager[name].shape)
+                self.found.tensors.append(Tensors(name, index, dtype, shape, errors, allowed, kept or shared, shared))
 
     def _reference(self, index: int) -> dict[str, Tensor]:
         if self.found.draws:
