@@ -20,7 +20,7 @@ import torch.nn.functional as F
 from common import arguments, console, save, table
 from torch import Tensor, nn
 
-WIDTH, LAYERS, HEADS, LENGTH, BATCH = 128, 4, 4, 128, 16
+WIDTH, LAYERS, HEADS, LENGTH, BATCH = 64, 3, 2, 64, 16
 #: A loss is compared as its mean over so many steps.
 SMOOTH = 25
 
@@ -76,13 +76,13 @@ class Mode:
 
 MODES = {
     "eager float32": Mode(),
-    **{f"eager float32, rounded {seed}": Mode(rounding=seed) for seed in (1, 2, 3)},
+    **{f"eager float32, rounded {seed}": Mode(rounding=seed) for seed in (1, 2)},
     "Postlude float32": Mode("postlude"),
     "eager autocast": Mode(autocast=True),
-    **{f"eager autocast, rounded {seed}": Mode(autocast=True, rounding=seed) for seed in (1, 2, 3)},
+    **{f"eager autocast, rounded {seed}": Mode(autocast=True, rounding=seed) for seed in (1, 2)},
     "Postlude autocast": Mode("postlude", autocast=True),
     "eager bfloat16": Mode(dtype=torch.bfloat16),
-    **{f"eager bfloat16, rounded {seed}": Mode(dtype=torch.bfloat16, rounding=seed) for seed in (1, 2, 3)},
+    **{f"eager bfloat16, rounded {seed}": Mode(dtype=torch.bfloat16, rounding=seed) for seed in (1, 2)},
     "Postlude bfloat16": Mode("postlude", torch.bfloat16),
 }
 

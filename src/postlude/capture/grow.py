@@ -499,7 +499,7 @@ class Growth:
         rows = range(len(self.batch), len(shape) - 1)
         if wanted != [*rows] or (self.batch and not same_shape(shape[:-1], self.rows)):
             raise Stop(f"{_name(node)} over other dimensions than the columns or all rows")
-        if not self.reach.columns or node.target not in _ADDITIONS:
+        if not self.reach.columns or node.target not in _ADDITIONS or (self.reach.whole_rows and self.batch):
             raise Stop(f"{_name(node)} over rows, which this device's kernels do not reduce so")
         return True
 

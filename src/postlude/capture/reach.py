@@ -14,7 +14,7 @@ class Reach:
             Where a row is spread over many tiles, such a Region would need two kernels: there a reduction, and what is computed
             from it alone, may be a result.
         lefts: the products of a group may have different left sides.
-        columns: a kernel may add the rows, for each column: a result as well.
+        columns: a kernel may add the rows, for each column: a result as well. On a CPU those of one product, not of a batch.
         queries: of so many queries attention is one kernel all the same.
         prologues: a kernel of one row may compute the norm of that row before it multiplies. (With whole rows, a norm belongs
             to the kernel that computes its input.)
@@ -28,7 +28,7 @@ class Reach:
 
 
 #: By device type.
-REACH = {"cpu": Reach(whole_rows=True, columns=False, lefts=True)}
+REACH = {"cpu": Reach(whole_rows=True, columns=True, lefts=True)}
 
 #: All other devices: kernels that own tiles.
 TILES = Reach(whole_rows=False, columns=True, prologues=True)

@@ -32,15 +32,15 @@ _VIEWS = (*RESHAPES, aten.permute.default, aten.unsqueeze.default, aten.squeeze.
 
 
 def recompute(growth: "Growth", node: Node, shape: Sequence[Size], column: str) -> str | None:
-    """The value of `node`, computed in the Region, or None if that can't be or reads more than it saves."""
+    """The value of `node`, computed in the Region, or None if that can't be or moves no less memory."""
     if not _fits(growth, node, shape):
         return None
     inner = _behind(growth, node, shape)
     read = {source for one in inner for source in one.all_input_nodes} - inner
-    # Where the tensor is written and read for the Region alone, that is what is saved.
-    saved = _bytes(node) if _in_memory(node, {*inner, *growth.values, growth.absorbing}) else 2 * _bytes(node)
-    cost = sum(map(_bytes, read))
-    if cost > saved or (cost == saved == _bytes(node)) or any(_fits(growth, source, shape) for source in read):
+    if any(_fits(growth, source, shape) for source in read):
+        return None  # out of reach
+    # A tensor that is written and read for the Region alone costs that beside what it is computed from.
+    if _in_memory(node, {*inner, *growth.values, growth.absorbing}) and sum(map(_bytes, read)) >= _bytes(node):
         return None
     before = growth.mark()
     try:
