@@ -33,8 +33,8 @@ _VIEWS = (*RESHAPES, aten.permute.default, aten.unsqueeze.default, aten.squeeze.
 
 def recompute(growth: "Growth", node: Node, shape: Sequence[Size], column: str) -> str | None:
     """The value of `node`, computed in the Region, or None if that can't be or moves no less memory."""
-    if not _fits(growth, node, shape):
-        return None
+    if not growth.reach.whole_rows or not _fits(growth, node, shape):
+        return None  # elsewhere tiles that are read take room from the product's own
     inner = _behind(growth, node, shape)
     read = {source for one in inner for source in one.all_input_nodes} - inner
     if any(_fits(growth, source, shape) for source in read):
