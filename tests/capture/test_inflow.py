@@ -75,7 +75,9 @@ def region_with(found: list[Captured], op: str) -> Region:
 def as_accurate(found: list[list[Tensor]]) -> None:
     for ours, eager, exact in zip(*[[t.detach() for t in one] for one in found], strict=True):
         error, allowed = (float((value.double() - exact).norm() / exact.norm()) for value in (ours, eager))
-        assert error <= 1.05 * allowed + torch.finfo(ours.dtype).eps / 8
+        # Of sums in float32 both errors are a unit in the last place or less, in an order that neither side chooses.
+        slack = torch.finfo(ours.dtype).eps / (1 if ours.dtype is torch.float32 else 8)
+        assert error <= 1.05 * allowed + slack
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
