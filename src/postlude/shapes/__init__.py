@@ -1,0 +1,50 @@
+"""Shapes declared once: what varies in the arguments of a function, for torch.compile, torch.export and make_fx alike.
+
+    from postlude.shapes import ShapeVar, TensorSpec, dynamic_spec
+
+    batch = ShapeVar("batch", max=64)
+
+    @torch.compile
+    @dynamic_spec({"x": TensorSpec([batch, 512]), "y": TensorSpec([2 * batch, 512])})
+    def f(x, y): ...
+
+compiles once, for every batch from 0 to 64; a call that breaks the spec raises `postlude.errors.ShapeViolation`.
+"""
+
+from postlude.errors import ShapeViolation, SpecError
+from postlude.shapes.expressions import IntVar, ShapeVar
+from postlude.shapes.places import Place
+from postlude.shapes.printing import code, dimension_line, line
+from postlude.shapes.spec import (
+    STATIC,
+    DictSpec,
+    IntermediateSpec,
+    LeafIntSpec,
+    LeafSpec,
+    ObjectSpec,
+    ParamsSpec,
+    SeqSpec,
+    ShapesSpec,
+    TensorSpec,
+)
+
+__all__ = [
+    "STATIC",
+    "DictSpec",
+    "IntVar",
+    "IntermediateSpec",
+    "LeafIntSpec",
+    "LeafSpec",
+    "ObjectSpec",
+    "ParamsSpec",
+    "Place",
+    "SeqSpec",
+    "ShapeVar",
+    "ShapeViolation",
+    "ShapesSpec",
+    "SpecError",
+    "TensorSpec",
+    "code",
+    "dimension_line",
+    "line",
+]
