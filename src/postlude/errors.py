@@ -99,10 +99,18 @@ class ShapeViolation(PostludeError, ValueError):
     """
 
     def __init__(
-        self, function: str, found: str, rule: str, *, argument: str, dimension: int | None = None, value: object = None
+        self,
+        function: str,
+        found: str,
+        expected: str,
+        *,
+        argument: str,
+        rule: str,
+        dimension: int | None = None,
+        value: object = None,
     ) -> None:
         super().__init__(
-            f"{function} was called with {found}, where its shape spec expects {rule}. Pass arguments that keep to the spec, or"
+            f"{function} was called with {found}, where its shape spec expects {expected}. Pass arguments that keep to the spec, or"
             " change the spec if such calls are meant to work."
         )
         self.argument = argument
