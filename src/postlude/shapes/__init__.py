@@ -12,7 +12,11 @@ compiles once, for every batch from 0 to 64; a call that breaks the spec raises 
 """
 
 from postlude.errors import ShapeViolation, SpecError
+from postlude.shapes.decorate import dynamic_spec, spec_of
+from postlude.shapes.dims import from_dynamic_shapes, from_marks, mark, to_dynamic_shapes
 from postlude.shapes.expressions import IntVar, ShapeVar
+from postlude.shapes.foreign import from_torch
+from postlude.shapes.infer import infer
 from postlude.shapes.places import Place
 from postlude.shapes.printing import code, dimension_line, line
 from postlude.shapes.spec import (
@@ -27,6 +31,8 @@ from postlude.shapes.spec import (
     ShapesSpec,
     TensorSpec,
 )
+from postlude.shapes.text import parse
+from postlude.shapes.tracing import export, make_fx
 
 __all__ = [
     "STATIC",
@@ -46,5 +52,16 @@ __all__ = [
     "TensorSpec",
     "code",
     "dimension_line",
+    "dynamic_spec",
+    "export",
+    "from_dynamic_shapes",
+    "from_marks",
+    "from_torch",
+    "infer",
     "line",
+    "make_fx",
+    "mark",
+    "parse",
+    "spec_of",
+    "to_dynamic_shapes",
 ]

@@ -10,31 +10,43 @@ from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
 import torch
+from torch._dynamo.eval_frame import always_optimize_code_objects
 from torch._C._dynamo.eval_frame import _FrameAction, _FrameExecStrategy, set_code_exec_strategy
 
 from postlude.errors import SpecError
 from postlude.shapes import session
+from postlude.shapes.foreign import from_torch, from_torch_parts, has_foreign, is_foreign
 from postlude.shapes.generate import BUILTINS, facts, front
 from postlude.shapes.rules import Rules, rules_for, violation
 from postlude.shapes.spec import ParamsSpec, ShapesSpec
+from postlude.shapes.text import parse
 
 T = TypeVar("T")
 
 #: Under which a function with a spec holds it.
 ATTRIBUTE = "shapes_spec"
+#: The function for tracers that run Python: it states the rules as torch._check, which becomes part of what is traced.
+TRACED = "_shapes_traced"
+RULES = "_shapes_rules"
 
 
-def as_spec(spec: Any) -> ShapesSpec:
-    """What was given as a spec, as a `ShapesSpec`.
+def as_spec(spec: Any, function: Callable[..., Any] | None = None) -> ShapesSpec:
+    """What was given as a spec, as a `ShapesSpec`. The short form needs the function, whose parameters it goes through.
 
     Raises:
         SpecError: it is nothing of that kind.
     """
     if isinstance(spec, ShapesSpec):
         return spec
+    if is_foreign(spec):
+        return from_torch(spec)
+    if isinstance(spec, dict) and has_foreign(spec):
+        return ShapesSpec(from_torch_parts(spec), guard_free=True)
+    if isinstance(spec, str):
+        return parse(spec, list(inspect.signature(function).parameters) if function is not None else [])
     if isinstance(spec, (ParamsSpec, Mapping)):
         return ShapesSpec(spec)
-    raise SpecError(f"the spec is {spec!r}", "a ShapesSpec, a ParamsSpec or a dict of specs by parameter")
+    raise SpecError(f"the spec is {spec!r}", "a ShapesSpec, a ParamsSpec, a dict of specs by parameter, or a short form")
 
 
 def spec_of(function: Any) -> ShapesSpec | None:
@@ -52,17 +64,20 @@ def dynamic_spec(spec: Any, *, guard_free: bool | None = None) -> Callable[[T], 
     class, with the spec on `forward`.
 
     Args:
-        spec: a `ShapesSpec`, a `ParamsSpec`, or a dict of specs by parameter.
+        spec: a `ShapesSpec`, a `ParamsSpec`, a dict of specs by parameter, the short form that `parse` reads, or a spec of
+            torch.fx.experimental.dynamic_spec, whose variables are guard-free.
         guard_free: overrules the spec's own.
 
     Raises:
         SpecError: the spec is none, or not one of this function.
     """
-    resolved = as_spec(spec)
-    if guard_free is not None and guard_free != resolved.guard_free:
-        resolved = ShapesSpec(resolved.params, assumptions=resolved.assumptions, guard_free=guard_free)
+    if not isinstance(spec, str):
+        as_spec(spec)
 
     def decorate(target: T) -> T:
+        resolved = as_spec(spec, target.forward if isinstance(target, torch.nn.Module) else target)  # type: ignore[arg-type]
+        if guard_free is not None and guard_free != resolved.guard_free:
+            resolved = ShapesSpec(resolved.params, assumptions=resolved.assumptions, guard_free=guard_free)
         if spec_of(target) is not None:
             raise SpecError(f"{_name(target)} has a spec already", "one spec for a function")
         if isinstance(target, torch.nn.Module):
@@ -89,15 +104,20 @@ def _decorate_function(function: Callable[..., Any], spec: ShapesSpec) -> Callab
     compiled = hasattr(function, "_torchdynamo_orig_callable")
     own = compiled or inspect.signature(function, follow_wrapped=False) == signature
     inner, own_code = _isolated(function)
-    if rules.guard_free and own and (source := facts(rules, signature)) is not None:
-        stated = _compiled(source, "stated", name, signature, {"__inner": inner, "__check": torch._check})
-        inner, own_code = stated, stated.__code__
+    stating = {"__inner": inner, "__check": torch._check}
+    traced = _compiled(facts(rules, signature, marked=False), "stated", name, signature, dict(stating))
+    if rules.guard_free and own:
+        inner = _compiled(facts(rules, signature, marked=True), "stated", name, signature, stating)
+        own_code = inner.__code__
 
     def doubt(arguments: Mapping[str, Any]) -> None:
         if (found := violation(rules, arguments)) is not None:
             raise found
 
     _leave_alone(doubt, _FrameAction.SKIP)
+    if own_code is not None:
+        # Dynamo passes over functions in whose arguments it sees no tensor, which may be within an object.
+        always_optimize_code_objects[own_code] = True
     names = {**BUILTINS, "__inner": inner, "__doubt": doubt, session.RULES: rules, "__own_code": own_code}
     names |= {"__hook": session.start, "__hooks": session.callback_handler.start_callbacks, "__register": session.register}
     checked = _compiled(front(rules, signature, own=own), "front", name, signature, names)
@@ -105,6 +125,8 @@ def _decorate_function(function: Callable[..., Any], spec: ShapesSpec) -> Callab
     for attribute in [attribute for attribute in vars(checked) if attribute.startswith("_torchdynamo")]:
         delattr(checked, attribute)
     setattr(checked, ATTRIBUTE, spec)
+    setattr(checked, TRACED, traced)
+    setattr(checked, RULES, rules)
     _leave_alone(checked, _FrameAction.DEFAULT)
     return checked
 
@@ -146,3 +168,6 @@ def _compiled(source: str, name: str, about: str, signature: inspect.Signature, 
 def _leave_alone(function: Any, callees: _FrameAction) -> None:
     """Dynamo runs a function as it is, and does with what it calls as told."""
     set_code_exec_strategy(function.__code__, _FrameExecStrategy(_FrameAction.SKIP, callees))
+
+
+_leave_alone(session.register, _FrameAction.SKIP)

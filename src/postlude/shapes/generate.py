@@ -54,10 +54,15 @@ def front(rules: Rules, signature: inspect.Signature, *, own: bool) -> str:
     )
 
 
-def facts(rules: Rules, signature: inspect.Signature) -> str | None:
-    """Source of a function `stated` that tells a tracer what a spec says of unbacked sizes, then calls `__inner`.
+def facts(rules: Rules, signature: inspect.Signature, *, marked: bool) -> str:
+    """Source of a function `stated` that tells a tracer what a spec says of symbolic sizes, then calls `__inner`.
 
-    Its global `__check` is torch._check. None where there is nothing to tell: that sizes are one variable is told by marks.
+    Its global `__check` is torch._check.
+
+    Args:
+        rules: what is told.
+        signature: the function's.
+        marked: whether dimensions of one variable are one symbol anyway.
     """
     body: list[str] = []
     names: dict[IntVar, str] = {}
@@ -79,14 +84,14 @@ def facts(rules: Rules, signature: inspect.Signature) -> str | None:
         for text in _range(variable, names[variable], never_negative=measure.dimension is not None):
             state(text, measure.place)
     for measure in rules.measures:
-        shared = isinstance(measure.expression, IntVar) and measure.dimension is not None
+        shared = marked and isinstance(measure.expression, IntVar) and measure.dimension is not None
         involved = list(measure.expression.variables())
         text = measure.expression.source(names)
         if involved and str(measure) != text and not (shared and order[involved[0]][0].dimension is not None):
             state(f"{measure} == {text}", measure.place, *(order[variable][0].place for variable in involved))
     for relation in rules.relations:
         state(relation.source(names), *(order[variable][0].place for variable in relation.variables()))
-    return _function("stated", signature, [*body, f"return __inner({_passed(signature)})"]) if body else None
+    return _function("stated", signature, [*body, f"return __inner({_passed(signature)})"])
 
 
 def _function(name: str, signature: inspect.Signature, body: list[str]) -> str:

@@ -30,6 +30,8 @@ _DIFFERENCES: dict[type, Callable[[Any, Any], tuple[Any, ...]]] = {
     ast.Gt: lambda a, b: (a - b - 1,),
     ast.Eq: lambda a, b: (a - b, b - a),
 }
+#: Functions that are one of their two arguments: how it compares with the other.
+_EXTREMES: dict[str, type] = {"min": ast.LtE, "max": ast.GtE, "torch.sym_min": ast.LtE, "torch.sym_max": ast.GtE}
 
 
 class _Unproved(Exception):
@@ -85,6 +87,11 @@ class _Prover:
             return _ARITHMETIC[type(node.op)](self.value(node.left), self.value(node.right))
         if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
             return -self.value(node.operand)
+        if isinstance(node, ast.Call) and len(node.args) == 2 and (order := _EXTREMES.get(ast.unparse(node.func))):
+            a, b = map(self.value, node.args)
+            for chosen, other in ((a, b), (b, a)):
+                if self.holds(order, chosen, other):
+                    return chosen
         raise _Unproved
 
     def symbol(self, variable: IntVar) -> sympy.Expr:

@@ -87,9 +87,15 @@ def _contexts(rules: Rules, call: FrameType, compiling: FrameType | None) -> Ite
     if compiling is None:
         return
     found: Mapping[str, Any] = compiling.f_locals["locals"]
-    integers = [source for measure in there if measure.dimension is None for source in _sources(measure, found)]
-    if integers:
-        setting = "unbacked_sources" if rules.guard_free else "dynamic_sources"
+    for setting in ("unbacked_sources", "dynamic_sources"):
+        integers = [
+            source
+            for measure in there
+            if measure.dimension is None and (rules.guard_free and _never_negative(measure)) == (setting == "unbacked_sources")
+            for source in _sources(measure, found)
+        ]
+        if not integers:
+            continue
         before = getattr(torch.compiler.config, setting)
         # Entries are regular expressions, and separated by commas.
         entries = ["".join(c if c.isalnum() or c == "_" else "." for c in source) + "$" for source in integers]
@@ -97,6 +103,11 @@ def _contexts(rules: Rules, call: FrameType, compiling: FrameType | None) -> Ite
     if _is_own(compiling.f_locals["code"], call):
         sizes = {source: measure.expression for measure in rules.measures for source in _sources(measure, found)}
         yield _filtered(compiling.f_locals["hooks"], sizes)
+
+
+def _never_negative(measure: Measure) -> bool:
+    """Whether an integer can be an unbacked symbol: as an argument, Dynamo takes those for sizes."""
+    return isinstance(measure.expression, IntVar) and measure.expression.min is not None and measure.expression.min >= 0
 
 
 def _fixed(expression: Expression) -> bool:
@@ -127,7 +138,7 @@ def _marked(rules: Rules, measures: Sequence[Measure], arguments: Mapping[str, A
     }
     try:
         for measure in measures:
-            _mark(rules, measure, measure.place.find(arguments), size_of(measure, arguments))
+            mark_measure(rules, measure, measure.place.find(arguments), size_of(measure, arguments))
         yield
     finally:
         for key, tensor in tensors.items():
@@ -140,7 +151,7 @@ def _copy(value: Any) -> Any:
     return value.copy() if isinstance(value, (set, dict)) else value
 
 
-def _mark(rules: Rules, measure: Measure, tensor: torch.Tensor, size: int) -> None:
+def mark_measure(rules: Rules, measure: Measure, tensor: torch.Tensor, size: int) -> None:
     assert measure.dimension is not None
     variable = measure.expression if isinstance(measure.expression, IntVar) else None
     if rules.guard_free:
