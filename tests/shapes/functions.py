@@ -138,7 +138,11 @@ def cases(guard_free: bool = False) -> list[Case]:
             Append,
             spec({"q": q, "k": q, "v": q, "cache": SeqSpec([kv, kv]), "mask": TensorSpec([b, s, p + s])}),
             lambda i, j, k: (
-                (*(randn(i, j, 16) for _ in range(3)), [randn(i, k, 16), randn(i, k, 16)], torch.zeros(i, j, k + j, dtype=torch.bool)),
+                (
+                    *(randn(i, j, 16) for _ in range(3)),
+                    [randn(i, k, 16), randn(i, k, 16)],
+                    torch.zeros(i, j, k + j, dtype=torch.bool),
+                ),
                 {},
             ),
             [(1, 1, 1), (2, 3, 4), (1, 1, 9), (3, 1, 2), (2, 5, 1)],

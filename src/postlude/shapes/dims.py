@@ -24,6 +24,7 @@ def to_dynamic_shapes(
 
     Variables become `Dim`s with their ranges, multiples of one (plus a number) derived dimensions. Dimensions that follow from
     several variables, and integer arguments, are Dim.DYNAMIC. Assumptions have no place there: `export` states them in the graph.
+    What ``**kwargs`` takes stands beside the other parameters; `export` gives torch.export a signature where it does.
 
     Args:
         spec: the spec.
@@ -44,7 +45,7 @@ def to_dynamic_shapes(
         if kind is inspect.Parameter.VAR_POSITIONAL:
             result[name] = dims.value(SeqSpec(spec.params.varargs), value)
         elif kind is inspect.Parameter.VAR_KEYWORD:
-            result[name] = dims.value(DictSpec(spec.params.varkw), value)
+            result |= dims.value(DictSpec(spec.params.varkw), value)
         else:
             result[name] = dims.value(spec.params.named.get(name, STATIC), value)
     return result
@@ -73,7 +74,11 @@ class _Dims:
         if type(value) in pytree.SUPPORTED_NODES:
             # An object: its parts in the order in which it is taken apart.
             leaves, context = pytree.SUPPORTED_NODES[type(value)].flatten_fn(value)
-            names = context[0] if isinstance(context, (list, tuple)) and context and isinstance(context[0], (list, tuple)) else context
+            names = (
+                context[0]
+                if isinstance(context, (list, tuple)) and context and isinstance(context[0], (list, tuple))
+                else context
+            )
             fields = spec.entries if isinstance(spec, (ObjectSpec, DictSpec)) else {}
             return [self.value(fields.get(name, STATIC), leaf) for name, leaf in zip(names, leaves, strict=True)]
         return None
@@ -177,7 +182,11 @@ def mark(spec: ShapesSpec, function: Callable[..., Any], *args: Any, **kwargs: A
     if (found := violation(rules, arguments)) is not None:
         raise found
     for measure in rules.measures:
-        if measure.dimension is not None and arguments.get(measure.place.argument) is not None and set(measure.expression.variables()):
+        if (
+            measure.dimension is not None
+            and arguments.get(measure.place.argument) is not None
+            and set(measure.expression.variables())
+        ):
             mark_measure(rules, measure, measure.place.find(arguments), size_of(measure, arguments))
 
 
@@ -193,7 +202,9 @@ def from_marks(arguments: Mapping[str, Any]) -> ShapesSpec:
         if not isinstance(tensor, torch.Tensor):
             continue
         unbacked = getattr(tensor, "_dynamo_unbacked_indices", set())
-        marked = getattr(tensor, "_dynamo_dynamic_indices", set()) | getattr(tensor, "_dynamo_weak_dynamic_indices", set()) | unbacked
+        marked = (
+            getattr(tensor, "_dynamo_dynamic_indices", set()) | getattr(tensor, "_dynamo_weak_dynamic_indices", set()) | unbacked
+        )
         ranges = {one.dim: one for one in getattr(tensor, "_dynamo_dynamic_range", ())}
         hints = getattr(tensor, "_dynamo_hint_overrides", {})
         guard_free = guard_free or bool(unbacked)

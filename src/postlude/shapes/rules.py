@@ -312,7 +312,7 @@ def _wrong_value(rules: Rules, arguments: Mapping[str, Any], absent: frozenset[s
         except ZeroDivisionError:
             met = False
         if not met:
-            return wrong(order[involved[-1]][0], rules.text(relation), where(involved))
+            return wrong(order[involved[0]][0], rules.text(relation), where(involved))
     return None
 
 

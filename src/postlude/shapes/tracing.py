@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import inspect
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -43,7 +44,7 @@ def export(
     _check_example(function, args, kwargs or {})
     shapes = to_dynamic_shapes(spec, function, args, kwargs)
     options.setdefault("prefer_deferred_runtime_asserts_over_guards", True)
-    with _traced(function) as module, symbolic_config.patch(backed_size_oblivious=True):
+    with _traced(function, shapes) as module, symbolic_config.patch(backed_size_oblivious=True):
         return torch.export.export(module, args, dict(kwargs or {}), dynamic_shapes=shapes, **options)
 
 
@@ -111,9 +112,14 @@ def _check_example(function: Any, args: tuple[Any, ...], kwargs: Mapping[str, An
 
 
 @contextlib.contextmanager
-def _traced(function: Any) -> Iterator[torch.nn.Module]:
-    """A module that states the rules of the spec when it is traced, instead of checking them."""
-    traced = getattr(_forward(function), TRACED)
+def _traced(function: Any, names: Iterable[str] = ()) -> Iterator[torch.nn.Module]:
+    """A module that states the rules of the spec when it is traced, instead of checking them.
+
+    Args:
+        function: the function or module.
+        names: arguments that are to have parameters of their own, instead of ``**kwargs``.
+    """
+    traced = _with_parameters(getattr(_forward(function), TRACED), names)
     if not isinstance(function, torch.nn.Module):
         module = torch.nn.Module()
         module.forward = traced  # type: ignore[assignment]
@@ -125,6 +131,22 @@ def _traced(function: Any) -> Iterator[torch.nn.Module]:
         yield function
     finally:
         function.__class__ = kind
+
+
+def _with_parameters(function: Callable[..., Any], names: Iterable[str]) -> Callable[..., Any]:
+    signature = inspect.signature(function)
+    parameters = [one for one in signature.parameters.values() if one.kind is not one.VAR_KEYWORD]
+    new = [name for name in names if name not in signature.parameters]
+    if len(parameters) == len(signature.parameters) or not new:
+        return function
+
+    @functools.wraps(function)
+    def with_parameters(*args: Any, **kwargs: Any) -> Any:
+        return function(*args, **kwargs)
+
+    parameters += [inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY) for name in new]
+    with_parameters.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
+    return with_parameters
 
 
 def _symbolic(
@@ -162,9 +184,7 @@ def _symbolic(
             sizes[name] = environment.create_unbacked_symint()
         else:
             source = ConstantSource(name)
-            symbol = environment.create_symbol(
-                value, source, DimDynamic.DYNAMIC, positive=None, do_not_specialize_zero_one=True
-            )
+            symbol = environment.create_symbol(value, source, DimDynamic.DYNAMIC, positive=None, do_not_specialize_zero_one=True)
             sizes[name] = environment.create_symintnode(symbol, hint=value, source=source)
         return sizes[name]
 
