@@ -124,6 +124,9 @@ def _decorate_function(function: Callable[..., Any], spec: ShapesSpec) -> Callab
     functools.update_wrapper(checked, function)
     for attribute in [attribute for attribute in vars(checked) if attribute.startswith("_torchdynamo")]:
         delattr(checked, attribute)
+    # What Dynamo traces where another compiled function calls this one: the hook is for calls that start a compilation.
+    nested = _compiled(front(rules, signature, own=own, hooked=False), "front", name, signature, dict(names))
+    checked._torchdynamo_inline = nested
     setattr(checked, ATTRIBUTE, spec)
     setattr(checked, TRACED, traced)
     setattr(checked, RULES, rules)

@@ -108,7 +108,7 @@ class _Reader:
                 from torch.fx.experimental import dynamic_spec  # type: ignore[import-not-found,unused-ignore]
 
                 bounds = dynamic_spec._get_spec_shape_env().var_to_range[symbol]
-                least, most = (int(bound) if bound.is_finite else None for bound in (bounds.lower, bounds.upper))
+                least, most = (int(bound) if bound.is_Integer else None for bound in (bounds.lower, bounds.upper))
                 kind, hint = IntVar if least is None or least < 0 else ShapeVar, None
             self.variables[symbol.name] = kind(name, min=least, max=most, optimization_hint=hint)  # type: ignore[arg-type]
         return self.variables[symbol.name]

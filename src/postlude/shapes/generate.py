@@ -23,7 +23,7 @@ BUILTINS = {f"__{kind.__name__}": kind for kind in (Tensor, Mapping, isinstance,
 _CAUGHT = "(TypeError, ValueError, LookupError, AttributeError, ArithmeticError)"
 
 
-def front(rules: Rules, signature: inspect.Signature, *, own: bool) -> str:
+def front(rules: Rules, signature: inspect.Signature, *, own: bool, hooked: bool = True) -> str:
     """Source of a function `front` that checks a call and makes it.
 
     Its globals are to be `BUILTINS`, `__inner` (the function), `__doubt` (called with the arguments by name), `__hook`, `__hooks` and
@@ -34,6 +34,7 @@ def front(rules: Rules, signature: inspect.Signature, *, own: bool) -> str:
         signature: the function's.
         own: whether the function's code has this signature. If not, it is a wrapper that takes anything and passes it on, and so
             must this function: what was not passed is not passed on.
+        hooked: whether it looks after the hook.
     """
     writer = _Writer(rules, signature)
     optional = tuple(sorted(rules.optional))
@@ -42,7 +43,8 @@ def front(rules: Rules, signature: inspect.Signature, *, own: bool) -> str:
     arguments = ", ".join(f"{name!r}: {name}" for name in signature.parameters)
     body = ["try:", *("    " + line for line in check), f"except {_CAUGHT}:", f"    {writer.fine} = False"]
     body += [f"if not {writer.fine}:", f"    __doubt({{{arguments}}})"]
-    body += ["if __hook not in __hooks:", "    __register()"]
+    if hooked:
+        body += ["if __hook not in __hooks:", "    __register()"]
     if own:
         return _function("front", signature, [*body, f"return __inner({_passed(signature)})"])
     names = "".join(f"{name}, " for name in signature.parameters)
