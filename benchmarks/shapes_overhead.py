@@ -2,8 +2,8 @@
 
     python benchmarks/shapes_overhead.py [--backend inductor] [--rounds 300] [--result shapes_overhead]
 
-Whole calls of the compiled module are timed, in turn, in one process: default (dynamic after the second shape), dynamic=True, a spec
-with backed symbols, a guard-free one, and eager. Each round times a burst of calls of every side; ratios are of the same round.
+Whole calls of the compiled module are timed, in turn, in one process: default (dynamic after the second shape), dynamic=True, a
+spec with backed symbols, a guard-free one, and eager. Each round times a burst of calls of every side; ratios are of one round.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ import time
 from collections.abc import Callable
 
 import torch
-from common import save, table
 from torch import nn
 
+from common import save, table
 from postlude.shapes import ShapesSpec, ShapeVar, TensorSpec, dynamic_spec
 
 SIZE = 16

@@ -110,8 +110,8 @@ class ShapeViolation(PostludeError, ValueError):
         value: object = None,
     ) -> None:
         super().__init__(
-            f"{function} was called with {found}, where its shape spec expects {expected}. Pass arguments that keep to the spec, or"
-            " change the spec if such calls are meant to work."
+            f"{function} was called with {found}, where its shape spec expects {expected}. Pass arguments that keep to the spec,"
+            " or change the spec if such calls are meant to work."
         )
         self.argument = argument
         self.dimension = dimension

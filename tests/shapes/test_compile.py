@@ -91,9 +91,10 @@ def test_code_that_branches_on_a_size() -> None:
         torch.testing.assert_close(compiled(x), branching(x))
     assert counter.frame_count == 2
     assert shape_guards(compiled)
-    free = torch.compile(dynamic_spec(batch_of(4), guard_free=True)(branching), backend=counter, fullgraph=True)
-    with pytest.raises(torch._dynamo.exc.UserError, match="data-dependent"):
-        free(torch.randn(3, 4))
+    for fullgraph in (True, False):
+        free = torch.compile(dynamic_spec(batch_of(4), guard_free=True)(branching), backend=counter, fullgraph=fullgraph)
+        with pytest.raises(torch._dynamo.exc.UserError, match="data-dependent"):
+            free(torch.randn(3, 4))
 
 
 def test_a_branch_on_0_or_1() -> None:

@@ -76,7 +76,7 @@ VIOLATIONS: dict[str, tuple[Any, Callable[[], Any], str, int | None, object, str
     "not a sequence": ({"x": SeqSpec([T([B])])}, lambda f: f({0: 1}), "x", None, "dict", "a list or tuple of 1 elements or more"),
     "too short a sequence": ({"x": SeqSpec([3, 3])}, lambda f: f([3]), "x", None, 1, "a list or tuple of 2 elements or more"),
     "an element of a sequence": ({"x": SeqSpec([STATIC, T([B])])}, lambda f: f((0, tensor(0))), "x[1]", 0, 0, "b >= 1"),
-    "no such attribute": ({"x": ObjectSpec({"a": 3})}, lambda f: f(Holder(1)), "x", None, None, "an object with the attributes a"),
+    "no such attribute": ({"x": ObjectSpec({"a": 3})}, lambda f: f(Holder(1)), "x", None, None, "an object with the attributes a"),  # noqa: E501
     "an attribute": ({"x": ObjectSpec({"inner": T([B])})}, lambda f: f(Holder(tensor(9))), "x.inner", 0, 9, "b <= 8"),
     "deep inside": (
         {"x": ObjectSpec({"inner": DictSpec({"a": SeqSpec([T([4])])})})},
@@ -84,7 +84,7 @@ VIOLATIONS: dict[str, tuple[Any, Callable[[], Any], str, int | None, object, str
         "x.inner['a'][0]", 0, 5, "4",
     ),
     "more positional arguments": ({"*args": [T([B])]}, lambda f: f(0, None, 3, tensor(9)), "args[0]", 0, 9, "b <= 8"),
-    "too few positional arguments": ({"*args": [T([B])]}, lambda f: f(0), "args", None, 0, "a list or tuple of 1 elements or more"),
+    "too few positional arguments": ({"*args": [T([B])]}, lambda f: f(0), "args", None, 0, "a list or tuple of 1 elements or more"),  # noqa: E501
     "keyword arguments": ({"**kwargs": {"z": T([B])}}, lambda f: f(0, z=tensor(9)), "kwargs['z']", 0, 9, "b <= 8"),
     "no such keyword argument": ({"**kwargs": {"z": T([B])}}, lambda f: f(0), "kwargs", None, None, "a dict with 'z'"),
     "a keyword-only argument": ({"flag": T([B])}, lambda f: f(0, flag=tensor(9)), "flag", 0, 9, "b <= 8"),

@@ -6,8 +6,17 @@ import pytest
 import torch
 from torch._dynamo.testing import CompileCounterWithBackend
 
-from postlude.shapes import ShapeViolation, dynamic_spec, export, make_fx
+from postlude.shapes import dynamic_spec, export, make_fx
 from tests.shapes.functions import NAMES, case
+
+#: In torch 2.11, PyTorch's own code for these asks whether sizes are 1, or odd: it compiles again, and takes no unbacked symbols.
+ASK_IN_2_11 = {"attention", "append", "conv"} if torch.__version__ < "2.12" else set()
+
+
+@pytest.fixture(autouse=True)
+def supported(request: pytest.FixtureRequest) -> None:
+    if request.node.callspec.params["name"] in ASK_IN_2_11:
+        pytest.skip("torch 2.11 asks for sizes in its own code")
 
 
 def compare(actual: Any, expected: Any) -> None:

@@ -10,14 +10,15 @@ from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
 import torch
-from torch._dynamo.eval_frame import always_optimize_code_objects
 from torch._C._dynamo.eval_frame import _FrameAction, _FrameExecStrategy, set_code_exec_strategy
+from torch._dynamo.callback import callback_handler
+from torch._dynamo.eval_frame import always_optimize_code_objects
 
 from postlude.errors import SpecError
 from postlude.shapes import session
 from postlude.shapes.foreign import from_torch, from_torch_parts, has_foreign, is_foreign
 from postlude.shapes.generate import BUILTINS, facts, front
-from postlude.shapes.rules import Rules, rules_for, violation
+from postlude.shapes.rules import rules_for, violation
 from postlude.shapes.spec import ParamsSpec, ShapesSpec
 from postlude.shapes.text import parse
 
@@ -118,15 +119,15 @@ def _decorate_function(function: Callable[..., Any], spec: ShapesSpec) -> Callab
     if own_code is not None:
         # Dynamo passes over functions in whose arguments it sees no tensor, which may be within an object.
         always_optimize_code_objects[own_code] = True
-    names = {**BUILTINS, "__inner": inner, "__doubt": doubt, session.RULES: rules, "__own_code": own_code}
-    names |= {"__hook": session.start, "__hooks": session.callback_handler.start_callbacks, "__register": session.register}
-    checked = _compiled(front(rules, signature, own=own), "front", name, signature, names)
+    names: dict[str, Any] = {**BUILTINS, "__inner": inner, "__doubt": doubt, session.RULES: rules, "__own_code": own_code}
+    names |= {"__hook": session.start, "__hooks": callback_handler.start_callbacks, "__register": session.register}
+    checked: Callable[..., Any] = _compiled(front(rules, signature, own=own), "front", name, signature, names)
     functools.update_wrapper(checked, function)
     for attribute in [attribute for attribute in vars(checked) if attribute.startswith("_torchdynamo")]:
         delattr(checked, attribute)
     # What Dynamo traces where another compiled function calls this one: the hook is for calls that start a compilation.
     nested = _compiled(front(rules, signature, own=own, hooked=False), "front", name, signature, dict(names))
-    checked._torchdynamo_inline = nested
+    checked._torchdynamo_inline = nested  # type: ignore[attr-defined]
     setattr(checked, ATTRIBUTE, spec)
     setattr(checked, TRACED, traced)
     setattr(checked, RULES, rules)

@@ -201,7 +201,7 @@ def from_marks(arguments: Mapping[str, Any]) -> ShapesSpec:
     for name, tensor in arguments.items():
         if not isinstance(tensor, torch.Tensor):
             continue
-        unbacked = getattr(tensor, "_dynamo_unbacked_indices", set())
+        unbacked: set[int] = getattr(tensor, "_dynamo_unbacked_indices", set())
         marked = (
             getattr(tensor, "_dynamo_dynamic_indices", set()) | getattr(tensor, "_dynamo_weak_dynamic_indices", set()) | unbacked
         )

@@ -283,7 +283,8 @@ def expression(value: Any) -> Expression | None:
 def _binary(symbol: str, left: Any, right: Any) -> Expression:
     a, b = expression(left), expression(right)
     if a is None or b is None:
-        return NotImplemented
+        unknown: Expression = NotImplemented
+        return unknown
     if symbol in ("//", "%") and isinstance(b, Constant) and b.value == 0:
         raise ZeroDivisionError(f"{a!r} {symbol} 0 in a shape spec")
     return Binary(symbol, a, b)
@@ -292,5 +293,6 @@ def _binary(symbol: str, left: Any, right: Any) -> Expression:
 def _relation(symbol: str, left: Any, right: Any) -> Relation:
     a, b = expression(left), expression(right)
     if a is None or b is None:
-        return NotImplemented
+        unknown: Relation = NotImplemented
+        return unknown
     return Relation(symbol, a, b)

@@ -105,12 +105,12 @@ class _Reader:
                 least, most, hint = declared.min, declared.max, declared.optimization_hint
                 kind: type[IntVar] = ShapeVar if type(declared).__name__ == "ShapeVar" else IntVar
             else:
-                from torch.fx.experimental import dynamic_spec  # type: ignore[import-not-found,unused-ignore]
+                from torch.fx.experimental import dynamic_spec
 
                 bounds = dynamic_spec._get_spec_shape_env().var_to_range[symbol]
                 least, most = (int(bound) if bound.is_Integer else None for bound in (bounds.lower, bounds.upper))
                 kind, hint = IntVar if least is None or least < 0 else ShapeVar, None
-            self.variables[symbol.name] = kind(name, min=least, max=most, optimization_hint=hint)  # type: ignore[arg-type]
+            self.variables[symbol.name] = kind(name, min=least, max=most, optimization_hint=hint)
         return self.variables[symbol.name]
 
     def expression(self, expr: Any, env: Any = None) -> Expression:

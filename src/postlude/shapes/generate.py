@@ -9,6 +9,7 @@ from __future__ import annotations
 import inspect
 import keyword
 from collections.abc import Mapping
+from typing import Any
 
 from torch import Tensor
 
@@ -26,8 +27,8 @@ _CAUGHT = "(TypeError, ValueError, LookupError, AttributeError, ArithmeticError)
 def front(rules: Rules, signature: inspect.Signature, *, own: bool, hooked: bool = True) -> str:
     """Source of a function `front` that checks a call and makes it.
 
-    Its globals are to be `BUILTINS`, `__inner` (the function), `__doubt` (called with the arguments by name), `__hook`, `__hooks` and
-    `__register`: a hook that must be in a list, and what puts it there.
+    Its globals are to be `BUILTINS`, `__inner` (the function), `__doubt` (called with the arguments by name), and `__hook`,
+    `__hooks` and `__register`: a hook that must be in a list, and what puts it there.
 
     Args:
         rules: what is checked.
@@ -110,7 +111,7 @@ def _parameters(signature: inspect.Signature) -> str:
 
 
 def _passed(signature: inspect.Signature) -> str:
-    shapes = {_KINDS.VAR_POSITIONAL: "*{0}", _KINDS.VAR_KEYWORD: "**{0}", _KINDS.KEYWORD_ONLY: "{0}={0}"}
+    shapes: dict[Any, str] = {_KINDS.VAR_POSITIONAL: "*{0}", _KINDS.VAR_KEYWORD: "**{0}", _KINDS.KEYWORD_ONLY: "{0}={0}"}
     return ", ".join(shapes.get(p.kind, "{0}").format(name) for name, p in signature.parameters.items())
 
 

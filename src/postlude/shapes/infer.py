@@ -182,10 +182,10 @@ def _spec(node: _Node, known: list[Expression | None]) -> IntermediateSpec:
     if node.size is not None:
         return known[node.size]
     parts = {key: _spec(part, known) for key, part in node.parts.items()}
-    if node.kind is TensorSpec:
-        return TensorSpec(list(parts.values())) if any(part is not STATIC for part in parts.values()) else STATIC
     if all(part is STATIC for part in parts.values()):
         return STATIC
+    if node.kind is TensorSpec:
+        return TensorSpec([known[part.size] for part in node.parts.values() if part.size is not None])
     if node.kind is SeqSpec:
         last = max(key for key, part in parts.items() if part is not STATIC)
         return SeqSpec([parts[key] for key in range(last + 1)])

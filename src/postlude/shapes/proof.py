@@ -6,6 +6,7 @@ Guards are taken as the Python text that Dynamo prints of them. What is not unde
 from __future__ import annotations
 
 import ast
+import itertools
 import operator
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -64,7 +65,7 @@ class _Prover:
         if not isinstance(node, ast.Compare):
             raise _Unproved
         values = [self.value(part) for part in (node.left, *node.comparators)]
-        return all(self.holds(type(op), *pair) for op, pair in zip(node.ops, zip(values, values[1:], strict=False), strict=True))
+        return all(self.holds(type(op), *pair) for op, pair in zip(node.ops, itertools.pairwise(values), strict=True))
 
     def holds(self, comparison: type, a: Any, b: Any) -> bool:
         if comparison is ast.NotEq:

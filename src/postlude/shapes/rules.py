@@ -1,7 +1,7 @@
 """What a spec demands of one function's calls, as a flat list, and which rule a call breaks.
 
-This is the meaning of a spec. `generate` turns the same list into the code that every call runs; where that code doubts a call, the
-slow way here decides, and words the error.
+This is the meaning of a spec. `generate` turns the same list into the code that every call runs; where that code doubts a call,
+the slow way here decides, and words the error.
 """
 
 from __future__ import annotations

@@ -14,9 +14,9 @@ from typing import Any
 
 import torch
 import torch.fx.experimental._config as symbolic_config
-from torch._dynamo import maybe_mark_dynamic, mark_dynamic
+from torch._dynamo import mark_dynamic, maybe_mark_dynamic
 from torch._dynamo.callback import CallbackArgs, CallbackTrigger, callback_handler
-from torch._dynamo.decorators import mark_unbacked
+from torch._dynamo.decorators import error_on_graph_break, mark_unbacked
 
 from postlude.shapes.expressions import Expression, IntVar
 from postlude.shapes.proof import implied
@@ -39,6 +39,12 @@ _MARKS = (
 )
 
 _open: list[contextlib.ExitStack] = []
+
+
+def oblivious() -> contextlib.AbstractContextManager[Any]:
+    """While this lasts, no guard is made where PyTorch's own code asks whether a backed size is 0 or 1."""
+    patched: contextlib.AbstractContextManager[Any] = symbolic_config.patch(backed_size_oblivious=True)  # type: ignore[attr-defined]
+    return patched
 
 
 def register() -> None:
@@ -80,9 +86,11 @@ def _contexts(rules: Rules, call: FrameType, compiling: FrameType | None) -> Ite
         for measure in rules.measures
         if arguments.get(measure.place.argument) is not None and not _fixed(measure.expression)
     ]
-    if not rules.guard_free:
-        # Backed symbols are then not told apart from 0 and 1, and no guard is made where PyTorch's own code asks for them.
-        yield symbolic_config.patch(backed_size_oblivious=True)
+    if rules.guard_free:
+        # Behind a break of the graph sizes would be plain numbers, and compiled again for each.
+        yield error_on_graph_break(True)
+    else:
+        yield oblivious()
     yield _marked(rules, [measure for measure in there if measure.dimension is not None], arguments)
     if compiling is None:
         return
@@ -99,7 +107,7 @@ def _contexts(rules: Rules, call: FrameType, compiling: FrameType | None) -> Ite
         before = getattr(torch.compiler.config, setting)
         # Entries are regular expressions, and separated by commas.
         entries = ["".join(c if c.isalnum() or c == "_" else "." for c in source) + "$" for source in integers]
-        yield torch.compiler.config.patch(**{setting: ",".join(filter(None, [before, *entries]))})
+        yield torch.compiler.config.patch(**{setting: ",".join(filter(None, [before, *entries]))})  # type: ignore[attr-defined]
     if _is_own(compiling.f_locals["code"], call):
         sizes = {source: measure.expression for measure in rules.measures for source in _sources(measure, found)}
         yield _filtered(compiling.f_locals["hooks"], sizes)

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Sequence
-from typing import Any
 
 from postlude.errors import SpecError
 from postlude.shapes.expressions import OPERATORS, Expression, IntVar, ShapeVar
-from postlude.shapes.spec import STATIC, IntermediateSpec, ShapesSpec, TensorSpec
+from postlude.shapes.spec import STATIC, IntermediateSpec, LeafIntSpec, ShapesSpec, TensorSpec
 
 _SYMBOLS = {ast.Add: "+", ast.Sub: "-", ast.Mult: "*", ast.FloorDiv: "//", ast.Mod: "%"}
 _FORM = "arguments like `b s 64, y: 2*b _, int(n)`"
@@ -18,8 +17,8 @@ def parse(text: str, parameters: Sequence[str], *, guard_free: bool = False) -> 
     """A spec from its short form.
 
     One entry for each argument, separated by commas: the dimensions of a tensor, separated by spaces. A name is a variable, the
-    same wherever it stands; a number is that size; ``_`` is static; ``2*n``, ``a+b`` are arithmetic, without spaces. ``int(n)`` is
-    an integer argument. Nothing, or ``...``, leaves an argument static, and ``()`` is a tensor without dimensions. ``y: b d``
+    same wherever it stands; a number is that size; ``_`` is static; ``2*n``, ``a+b`` are arithmetic, without spaces. ``int(n)``
+    is an integer argument. Nothing, or ``...``, leaves an argument static, and ``()`` is a tensor without dimensions. ``y: b d``
     names the argument, which otherwise is the next one. What follows ``->`` is for the reader.
 
     Args:
@@ -59,7 +58,7 @@ class _Reader:
             return self.read(shape[4:-1], IntVar)
         return TensorSpec([self.read(dim, ShapeVar) for dim in shape.split()])
 
-    def read(self, text: str, kind: type[IntVar]) -> Any:
+    def read(self, text: str, kind: type[IntVar]) -> LeafIntSpec:
         if text == "_":
             return STATIC
         try:

@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
-import torch.fx.experimental._config as symbolic_config
 from torch._dynamo.source import ConstantSource
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental import proxy_tensor
@@ -20,6 +19,7 @@ from postlude.errors import SpecError
 from postlude.shapes.decorate import RULES, TRACED, spec_of
 from postlude.shapes.dims import to_dynamic_shapes
 from postlude.shapes.rules import Rules, ScalarRule, TensorRule, violation
+from postlude.shapes.session import oblivious
 
 
 def export(
@@ -44,7 +44,7 @@ def export(
     _check_example(function, args, kwargs or {})
     shapes = to_dynamic_shapes(spec, function, args, kwargs)
     options.setdefault("prefer_deferred_runtime_asserts_over_guards", True)
-    with _traced(function, shapes) as module, symbolic_config.patch(backed_size_oblivious=True):
+    with _traced(function, shapes) as module, oblivious():
         return torch.export.export(module, args, dict(kwargs or {}), dynamic_shapes=shapes, **options)
 
 
@@ -68,7 +68,7 @@ def make_fx(function: Any, **options: Any) -> Callable[..., torch.fx.GraphModule
     def trace(*args: Any, **kwargs: Any) -> torch.fx.GraphModule:
         _check_example(function, args, kwargs)
         rules = _rules(function)
-        with _traced(function) as module, symbolic_config.patch(backed_size_oblivious=True):
+        with _traced(function) as module, oblivious():
             fake_args, fake_kwargs, sizes = _symbolic(rules, _signature(function), args, kwargs)
             settled = {"tracing_mode": "fake", "_allow_non_fake_inputs": True, **options}
             names = list(fake_kwargs)
@@ -122,7 +122,7 @@ def _traced(function: Any, names: Iterable[str] = ()) -> Iterator[torch.nn.Modul
     traced = _with_parameters(getattr(_forward(function), TRACED), names)
     if not isinstance(function, torch.nn.Module):
         module = torch.nn.Module()
-        module.forward = traced  # type: ignore[assignment]
+        module.forward = traced
         yield module
         return
     kind = type(function)
@@ -171,7 +171,7 @@ def _symbolic(
     def tensor(value: torch.Tensor) -> torch.Tensor:
         if id(value) not in made:
             dims = varying.get(id(value), set())
-            context = StatelessSymbolicContext(
+            context: Any = StatelessSymbolicContext(
                 dynamic_sizes=[kind if index in dims else DimDynamic.STATIC for index in range(value.dim())]
             )
             name = names.get(id(value), f"static{len(made)}")
