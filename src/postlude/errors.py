@@ -132,3 +132,41 @@ class ToolchainRefused(PostludeError):
             f"The CUDA kernels of this installation ({installed}) failed their self-test: {reason}. Versions that were tested:"
             f" {tested}. Install those: pip install 'postlude[cuda]'. Until then the `cute` target is not used."
         )
+
+
+class SpecError(PostludeError, ValueError):
+    """A shape spec says something that makes no sense, or not about this function."""
+
+    def __init__(self, found: str, expected: str) -> None:
+        super().__init__(f"In a shape spec: {found}; expected {expected}.")
+
+
+class ShapeViolation(PostludeError, ValueError):
+    """A call breaks the spec of the function that is called.
+
+    Attributes:
+        argument: what is wrong, as Python would reach it: ``x``, ``batch['ids']``.
+        dimension: which dimension of the tensor, or None.
+        value: the size or value that it has; for a wrong kind of thing, the name of its type; for nothing, None.
+        rule: the rule that is broken.
+    """
+
+    def __init__(
+        self,
+        function: str,
+        found: str,
+        expected: str,
+        *,
+        argument: str,
+        rule: str,
+        dimension: int | None = None,
+        value: object = None,
+    ) -> None:
+        super().__init__(
+            f"{function} was called with {found}, where its shape spec expects {expected}. Pass arguments that keep to the spec,"
+            " or change the spec if such calls are meant to work."
+        )
+        self.argument = argument
+        self.dimension = dimension
+        self.value = value
+        self.rule = rule
