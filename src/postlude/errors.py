@@ -131,3 +131,13 @@ class RecompileLimitExceeded(PostludeError):
             f"{function} would be compiled again, where limit={limit} recompilations are allowed. The cause: {last}.{before}"
             f"{advice}{declared}\nPrevent it in this way, or allow more."
         )
+
+
+class OutputSizesUnknown(PostludeError):
+    """Which parts of a bucketed function's results come from padding can't be found out."""
+
+    def __init__(self, function: str, found: str) -> None:
+        super().__init__(
+            f"The results of {function}, which is called with padded arguments, can't be cut back: there was {found}. Say what"
+            " sizes they have: bucketed(..., outputs=...), with the variables of the spec."
+        )
