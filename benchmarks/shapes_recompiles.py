@@ -19,7 +19,8 @@ import transformers
 
 from common import console, save, table
 from postlude.shapes import ShapeVar, TensorSpec, dynamic_spec
-from postlude.shapes.watch import Watch, watch
+from postlude.shapes import watch
+from postlude.shapes.watch import Watch
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -36,8 +37,8 @@ DIMENSIONS = {
 }
 
 
-def model(name: str) -> nn.Module:
-    """A tiny model with random weights."""
+def model(name: str, attention: str = "sdpa") -> nn.Module:
+    """A tiny model with random weights; `attention` is Hugging Face's name for the implementation."""
     torch.manual_seed(0)
     sizes = {"vocab_size": VOCABULARY, "hidden_size": 48, "intermediate_size": 80, "num_hidden_layers": 2}
     if name == "llama":
@@ -54,6 +55,7 @@ def model(name: str) -> nn.Module:
                 use_cache=False, pad_token_id=0, bos_token_id=1, eos_token_id=2, decoder_start_token_id=1,
             )
         )  # fmt: skip
+    made.set_attn_implementation(attention)
     return made.eval()
 
 
@@ -82,14 +84,14 @@ def declared(name: str, made: nn.Module) -> nn.Module:
     return dynamic_spec({key: TensorSpec([variables[dim] for dim in dims]) for key, dims in DIMENSIONS[name].items()})(made)
 
 
-def compilations(name: str, way: str, calls: Sequence[tuple[int, int]], backend: str) -> Watch:
+def compilations(name: str, way: str, calls: Sequence[tuple[int, int]], backend: str, attention: str = "sdpa") -> Watch:
     """Make the calls, compiled in one way.
 
     Raises:
         AssertionError: a result differs from eager's.
     """
     torch._dynamo.reset()
-    eager, made = model(name), model(name)
+    eager, made = model(name, attention), model(name, attention)
     if way == "spec":
         made = declared(name, made)
     watched = watch(torch.compile(made, backend=backend, dynamic=True if way == "dynamic=True" else None))
@@ -112,6 +114,7 @@ def main() -> None:
     parser.add_argument("--calls", type=int, default=200, help="pairs of batch and length (default 200)")
     parser.add_argument("--most", type=int, nargs=2, default=(8, 48), help="largest batch and length")
     parser.add_argument("--backend", default="postlude")
+    parser.add_argument("--attention", choices=["sdpa", "eager"], default="sdpa", help="Hugging Face's implementation")
     parser.add_argument("--models", nargs="+", choices=list(DIMENSIONS), default=list(DIMENSIONS))
     parser.add_argument("--ways", nargs="+", choices=WAYS, default=list(WAYS))
     parser.add_argument("--why", action="store_true", help="show every compilation with its cause")
@@ -124,7 +127,7 @@ def main() -> None:
             start = time.perf_counter()
             error = ""
             try:
-                seen = compilations(name, way, calls, options.backend)
+                seen = compilations(name, way, calls, options.backend, options.attention)
             except Exception as raised:  # a way that does not get through is a result too
                 error = f"{type(raised).__name__}: {str(raised).splitlines()[0][:80]}"
                 rows.append([name, way, "–", "–", "–", error])
@@ -146,9 +149,9 @@ def main() -> None:
             )
             if options.why:
                 console.print(seen)
-    title = f"{len(calls)} calls, batch 1 to {options.most[0]}, length 1 to {options.most[1]}, backend {options.backend}"
+    title = f"{len(calls)} calls, batch 1 to {options.most[0]}, length 1 to {options.most[1]}, backend {options.backend}, attention {options.attention}"
     table(title, ["model", "way", "compilations", "given up", "seconds", "because of"], rows)
-    save(options.result, {"calls": calls, "backend": options.backend, "records": record})
+    save(options.result, {"calls": calls, "backend": options.backend, "attention": options.attention, "records": record})
     if any(one["way"] == "spec" and one.get("compilations") != 1 for one in record):
         sys.exit("A spec took more than one compilation, or failed.")
 

@@ -2,6 +2,7 @@
 
 import operator
 from collections.abc import Collection, Iterable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
