@@ -1,8 +1,8 @@
 """Compilations of Llama, BERT and Whisper under random batches and lengths: default, dynamic=True, mark_dynamic, and a spec.
 
-Hugging Face's own code with tiny random weights, inference. Every way gets the same pairs (batch, length), the size 1 of each among
-them, in the same order, with empty caches. A call that Dynamo gives up (its limit of compilations is reached) runs uncompiled and
-is counted. Every result is compared with eager's.
+Hugging Face's own code with tiny random weights, inference. Every way gets the same pairs (batch, length), the size 1 of each
+among them, in the same order. A call that Dynamo gives up (its limit of compilations is reached) runs uncompiled and is counted.
+Every result is compared with eager's.
 """
 
 from __future__ import annotations
@@ -12,14 +12,13 @@ import random
 import sys
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 import transformers
 
 from common import console, save, table
-from postlude.shapes import ShapeVar, TensorSpec, dynamic_spec
-from postlude.shapes import watch
+from postlude.shapes import ShapeVar, TensorSpec, dynamic_spec, watch
 from postlude.shapes.watch import Watch
 
 if TYPE_CHECKING:
@@ -149,7 +148,8 @@ def main() -> None:
             )
             if options.why:
                 console.print(seen)
-    title = f"{len(calls)} calls, batch 1 to {options.most[0]}, length 1 to {options.most[1]}, backend {options.backend}, attention {options.attention}"
+    sizes = f"batch 1 to {options.most[0]}, length 1 to {options.most[1]}"
+    title = f"{len(calls)} calls, {sizes}, backend {options.backend}, attention {options.attention}"
     table(title, ["model", "way", "compilations", "given up", "seconds", "because of"], rows)
     save(options.result, {"calls": calls, "backend": options.backend, "attention": options.attention, "records": record})
     if any(one["way"] == "spec" and one.get("compilations") != 1 for one in record):

@@ -13,8 +13,7 @@ from postlude.ir import to_text
 from postlude.report import collecting
 from postlude.select import tune
 from postlude.select.knowledge import knowledge
-from postlude.shapes import ShapeVar, TensorSpec, dynamic_spec
-from postlude.shapes import watch
+from postlude.shapes import ShapeVar, TensorSpec, dynamic_spec, watch
 from postlude.targets import cpp
 from tests.test_tune import measured
 

@@ -9,7 +9,6 @@ sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))
 
 from shapes_recompiles import DIMENSIONS, compilations, pairs
 
-
 #: Batches and lengths of which none is 1.
 LARGER = [(batch, length) for batch, length in pairs(24, (4, 24)) if batch > 1 and length > 1]
 

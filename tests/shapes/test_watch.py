@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from postlude.errors import RecompileLimitExceeded
-from postlude.shapes.causes import Scene, explain
 from postlude.shapes import watch
+from postlude.shapes.causes import Scene, explain
 from postlude.shapes.watch import Watch
 
 ROWS = torch.ones(4, 4)

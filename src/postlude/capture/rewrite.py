@@ -142,7 +142,8 @@ def put_in(graph: Graph, plan: Plan) -> Node:
 
 
 def _environment(value: torch.Tensor) -> Any:
-    return next((size.node.shape_env for size in value.shape if isinstance(size, torch.SymInt)), None)
+    sizes: Sequence[Any] = value.shape
+    return next((size.node.shape_env for size in sizes if isinstance(size, torch.SymInt)), None)
 
 
 def _put_in(graph: Graph, plan: Plan) -> Node:
