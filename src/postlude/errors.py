@@ -170,3 +170,27 @@ class ShapeViolation(PostludeError, ValueError):
         self.dimension = dimension
         self.value = value
         self.rule = rule
+
+
+class RecompileLimitExceeded(PostludeError):
+    """A function that is watched would be compiled more often than was allowed."""
+
+    def __init__(self, function: str, limit: int, told: list[str], remedy: str, spec: str) -> None:
+        *earlier, last = told
+        before = f" Recompilations before: {'; '.join(earlier)}." if earlier else ""
+        advice = f"\n{remedy}" if remedy else ""
+        declared = f"\nWhat varied, as a spec:\n{spec}" if spec else ""
+        super().__init__(
+            f"{function} would be compiled again, where limit={limit} recompilations are allowed. The cause: {last}.{before}"
+            f"{advice}{declared}\nPrevent it in this way, or allow more."
+        )
+
+
+class OutputSizesUnknown(PostludeError):
+    """Which parts of a bucketed function's results come from padding can't be found out."""
+
+    def __init__(self, function: str, found: str) -> None:
+        super().__init__(
+            f"The results of {function}, which is called with padded arguments, can't be cut back: there was {found}. Say what"
+            " sizes they have: bucketed(..., outputs=...), with the variables of the spec."
+        )
