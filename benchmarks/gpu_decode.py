@@ -217,8 +217,9 @@ def interleaved(graphs: dict[str, Graph], rounds: int, seconds: float) -> dict[s
 
 
 def own(data: Data, config: Config | None = None) -> list[Callable[[], object]]:
-    """Calls of this target's kernel, one for each copy of the weights."""
-    kernel = target.load(KINDS[data.cell.kind].region, config)
+    """Calls of this target's kernel, one for each copy of the weights. As in a model, the kernel ahead doesn't write them."""
+    region = KINDS[data.cell.kind].region
+    kernel = target.load(region, config, [region.operand_index[contraction.right] for contraction in region.contractions])
     return [partial(kernel, *operands, data.out) for operands in data.operands]
 
 
