@@ -25,7 +25,7 @@ from postlude.targets.triton.writer import TYPES, Stride, Writer, definition, in
 
 #: Constants that each kernel takes: tile sizes, what is known about the call, and for `gemm` the orientation of a tile.
 CONSTANTS: dict[str, tuple[str, ...]] = {
-    "stream": ("BLOCK_N", "BLOCK_K", "STAGES", "EVEN_K", "INDEX"),
+    "stream": ("BLOCK_N", "BLOCK_K", "STAGES", "EVEN_K", "EARLY", "INDEX"),
     "gemv": ("BLOCK_N", "BLOCK_K", "STAGES", "EVEN_K", "INDEX"),
     "gemm": ("BLOCK_M", "BLOCK_N", "BLOCK_K", "GROUP_M", "SPLIT", "STAGES", "SWAP", "PRECISION", "EVEN_K", "INDEX"),
     "attention": ("BLOCK_M", "BLOCK_N", "BLOCK_K", "BLOCK_O", "ROWS", "PARTS", "SPLIT", "STAGES", "PRECISION", "INDEX"),
@@ -215,7 +215,50 @@ class _Module(Writer):
         yield "ks = tl.arange(0, BLOCK_K).to(INDEX)[None, :]"
         for row in range(self.rows):
             yield f"row{row} = tl.full([1, 1], {row}, INDEX)"
-        yield from self.start(group, "first", split=False, columns="min(BLOCK_N * STAGES, end - first)")
+        rows = list(self.rows_of(group, type))
+        if self.chained:
+            yield from (f"{x} = tl.zeros([1, BLOCK_K], {type})" for x in self.row_names(group))
+            yield "if not EARLY:"
+            yield from indented(self.start(group, "first", split=False, columns="min(BLOCK_N * STAGES, end - first)"))
+            yield from indented(rows)
+            yield "until_release = first + max(tl.cdiv(end - first, BLOCK_N) - release, 0) * BLOCK_N"
+            yield "if EARLY:"
+            yield "    if release == 0:"
+            yield "        until_release = first"
+        else:
+            yield from rows
+        yield "for start in tl.range(first, end, BLOCK_N, num_stages=STAGES):"
+        yield "    columns = start + tl.arange(0, BLOCK_N).to(INDEX)"
+        yield f"    columns = tl.where(columns < end, columns, {n})"
+        yield "    cols = columns[:, None]"
+        for contraction in group.contractions:
+            k = self.contracted_axis(contraction)
+            address = self.at(self.region.operand_index[contraction.right], {"b": "batch", n: "cols", k: "ks"})
+            yield f"    w_{contraction.name} = {load(address, _mask(f'(cols < {n})', f'(ks < {k})'))}"
+        if self.chained:
+            yield "    if EARLY:  # the first weights are on their way"
+            yield "        if start == first:"
+            yield "            gdc_wait()"
+            yield from indented(rows, 3)
+            yield "    if start == until_release:"
+            yield "        gdc_launch_dependents()"
+        lefts = [left for left, _ in _by_left(group)]
+        for contraction in group.contractions:
+            for row in range(self.rows):
+                product = f"w_{contraction.name}.to({type}) * x{lefts.index(contraction.left)}_{row}"
+                yield f"    {value(contraction.name)}_{row} = tl.sum({product}, axis=1)[None, :]"
+        yield "    if end > first:  # always: what is read here is not read ahead"
+        yield from indented(self.loads(group, "columns[None, :]"), 2)
+        for row in range(self.rows):
+            sums = [f"{value(c.name)}_{row}" for c in group.contractions]
+            yield from indented([self.call(f"epilogue_{n}", group, f"row{row}", "columns[None, :]", sums)], 2)
+
+    def row_names(self, group: Group) -> list[str]:
+        """Names of the rows that `stream` keeps, for each left operand."""
+        return [f"x{number}_{row}" for number in range(len(_by_left(group))) for row in range(self.rows)]
+
+    def rows_of(self, group: Group, type: str) -> Iterator[str]:
+        """The rows, read and normalised."""
         for number, (left, contractions) in enumerate(_by_left(group)):
             k = self.contracted_axis(contractions[0])
             before = prologue_of(self.region, contractions[0])
@@ -229,21 +272,6 @@ class _Module(Writer):
                     yield f"{x} = {x} * scale"
                 else:
                     yield f"{x} = {load(self.at(self.region.operand_index[left], index), mask)}.to({type})"
-        yield from self.loop("first", "end", "BLOCK_N", last=True)
-        body = ["columns = start + tl.arange(0, BLOCK_N).to(INDEX)", f"columns = tl.where(columns < end, columns, {n})"]
-        body += ["cols = columns[:, None]", *self.loads(group, "columns[None, :]")]
-        lefts = [left for left, _ in _by_left(group)]
-        for contraction in group.contractions:
-            k = self.contracted_axis(contraction)
-            address = self.at(self.region.operand_index[contraction.right], {"b": "batch", n: "cols", k: "ks"})
-            body.append(f"w = {load(address, _mask(f'(cols < {n})', f'(ks < {k})'))}.to({type})")
-            for row in range(self.rows):
-                product = f"w * x{lefts.index(contraction.left)}_{row}"
-                body.append(f"{value(contraction.name)}_{row} = tl.sum({product}, axis=1)[None, :]")
-        for row in range(self.rows):
-            sums = [f"{value(c.name)}_{row}" for c in group.contractions]
-            body.append(self.call(f"epilogue_{n}", group, f"row{row}", "columns[None, :]", sums))
-        yield from indented(body)
 
     def gemv(self, group: Group) -> Iterator[str]:
         """Whole rows of the weight, multiplied and added without tensor cores."""
@@ -390,12 +418,12 @@ class _Module(Writer):
             yield from prologue.scale(self, before, "scale", "0 if SWAP else 1", type)
             yield from (f"{value(contraction.name)} *= scale" for contraction in contractions)
 
-    def loop(self, begin: str, end: str, step: str = "BLOCK_K", *, last: bool) -> Iterator[str]:
-        """The head of the loop over tiles. The last loop of a chained kernel lets the next kernel start on its way."""
+    def loop(self, begin: str, end: str, *, last: bool) -> Iterator[str]:
+        """The head of a loop over k. The last loop of a chained kernel lets the next kernel start on its way."""
         chained = self.chained and last
         if chained:
-            yield f"until_release = {begin} + max(tl.cdiv({end} - {begin}, {step}) - release, 0) * {step}"
-        yield f"for start in tl.range({begin}, {end}, {step}, num_stages=STAGES):"
+            yield f"until_release = {begin} + max(tl.cdiv({end} - {begin}, BLOCK_K) - release, 0) * BLOCK_K"
+        yield f"for start in tl.range({begin}, {end}, BLOCK_K, num_stages=STAGES):"
         if chained:
             yield "    if start == until_release:"
             yield "        gdc_launch_dependents()"
@@ -405,8 +433,6 @@ class _Module(Writer):
         if not self.chained:
             return
         n = group.column
-        yield "if release < 0:"
-        yield "    gdc_launch_dependents()"
         yield "if prefetch > 0:"
         for contraction in group.contractions:
             right, k = self.region.operand_index[contraction.right], self.contracted_axis(contraction)

@@ -26,8 +26,9 @@ class Config:
         swap: the tile is computed as its transpose, with the weight on the left.
         chained: programmatic dependent launch (NVIDIA, since Hopper): the kernel starts before the one ahead has ended.
         prefetch: bytes of each column of the weights that a chained kernel has brought to L2 before it waits for the one ahead.
-        release: when a chained kernel lets the next one start: so many steps of its loop before its end; at 0 once it has waited
-            itself, at -1 at its start.
+        release: when a chained kernel lets the next one start: so many steps of its loop before its end, at 0 once it has waited.
+            Not before that, so that whoever reads early (below) finds all done that came before this kernel.
+        early: of `stream`, chained: weights are read before the kernel ahead has ended, where nothing in the graph writes them.
         programs: for `stream`: programs of each multiprocessor.
         block_o: for `attention`: width of the values, or more.
         rows: for `attention`: rows of a tile that are there, or more.
@@ -45,6 +46,7 @@ class Config:
     chained: bool = False
     prefetch: int = 0
     release: int = 0
+    early: bool = False
     programs: int = 0
     block_o: int = 0
     rows: int = 0
@@ -56,6 +58,7 @@ class Config:
         parts += [f"group {self.group_m}"] if self.group_m != 8 else []
         parts += ["swapped"] if self.swap else []
         parts += [f"chained {self.prefetch} {self.release}"] if self.chained else []
+        parts += ["early"] if self.early else []
         return " ".join(parts)
 
 
@@ -150,8 +153,8 @@ def _gemm(
     return Rule(rows, Config("gemm", *tile, warps, stages, swap=swap), splits, **limits)
 
 
-def _chained(rule: Rule, prefetch: int = 0, release: int = 0) -> Rule:
-    return replace(rule, config=replace(rule.config, chained=True, prefetch=prefetch, release=release))
+def _chained(rule: Rule, prefetch: int = 0, release: int = 0, *, early: bool = False) -> Rule:
+    return replace(rule, config=replace(rule.config, chained=True, prefetch=prefetch, release=release, early=early))
 
 
 #: (architecture, bytes of an element) -> rules. Architectures are looked up by the longest prefix of their name.
@@ -160,9 +163,9 @@ TABLES: dict[tuple[str, int], tuple[Rule, ...]] = {
     # of 32 columns stands for 4096 of them, 64 for 6144, none for 14336. Tiles for 32 rows are between their neighbours'.
     # A norm before one row is computed once for each program: 2 µs less than in `gemv`, which computes it for each tile.
     ("sm_90", 2): (
-        _chained(_stream(1, 2, 4096, 4, 3, 3, contractions=1, whole_k=True)),
-        _chained(_stream(1, 1, 4096, 4, 3, 3, whole_k=True)),
-        _chained(_stream(1, 1, 8192, 8, 3, 2, whole_k=True)),
+        _chained(_stream(1, 2, 4096, 4, 3, 3, contractions=1, whole_k=True), early=True),
+        _chained(_stream(1, 1, 4096, 4, 3, 3, whole_k=True), early=True),
+        _chained(_stream(1, 1, 8192, 8, 3, 2, whole_k=True), early=True),
         _chained(_gemv(1, 8, 512, 4, 3, contractions=1, columns=32), 1024, 2),
         _chained(_gemv(1, 4, 1024, 4, 5, contractions=1), 2048, 0),
         _chained(_gemv(1, 4, 1024, 4, 5, columns=64, k=8192), 1024, 4),
@@ -293,7 +296,7 @@ def neighbours(device: Device, problem: Problem) -> list[Config]:
 
 #: Largest value of each constant. Blocks, warps and splits are powers of two.
 _LIMITS = {"block_m": 512, "block_n": 512, "block_k": 1 << 15, "warps": 32, "split_k": 64}
-_OTHER_LIMITS = {"stages": (1, 16), "group_m": (1, 1024), "prefetch": (0, 1 << 16), "release": (-1, 1024), "programs": (0, 32)}
+_OTHER_LIMITS = {"stages": (1, 16), "group_m": (1, 1024), "prefetch": (0, 1 << 16), "release": (0, 1024), "programs": (0, 32)}
 
 
 def check(config: Config) -> None:

@@ -10,7 +10,7 @@ import linecache
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from math import prod
 from types import ModuleType
@@ -43,11 +43,13 @@ _WIDE = 2**31 - 2**20
 class Kernel(PlannedKernel):
     """The kernels of one Region: callable with operands and results, for any shapes.
 
-    `config` is taken for all calls instead of the tables' choice, for measurements and tests.
+    `config` is taken for all calls instead of the tables' choice, for measurements and tests. `steady` are positions of operands
+    that the kernel ahead in the stream never writes, so that they may be read before it has ended.
     """
 
-    def __init__(self, region: Region, config: Config | None = None) -> None:
+    def __init__(self, region: Region, config: Config | None = None, steady: Sequence[int] = ()) -> None:
         super().__init__()
+        self.steady = all(region.operand_index[c.right] in steady for c in region.contractions)
         self.region = region
         self.config = config
         self.softmax = softmax_of(region)
@@ -69,6 +71,8 @@ class Kernel(PlannedKernel):
         call = _Call(region, tensors, layouts, sizes, precision)  # type: ignore[arg-type]
         device = call.device()
         config = self.config or (call.attention(device, self.softmax) if self.softmax else configs.choose(device, call.problem()))
+        if config.early and not self.steady:
+            config = replace(config, early=False)
         if (reason := self._mismatch(config, sizes)) is not None:
             raise self._refusal(device, config, reason)
         try:
@@ -171,6 +175,7 @@ def constants_of(config: Config, *, even_k: bool, index: Any, precision: str) ->
         "SWAP": config.swap,
         "PRECISION": precision,
         "EVEN_K": even_k,
+        "EARLY": config.early,
         "INDEX": index,
     }
     return {name: values[name] for name in CONSTANTS[config.form]}
@@ -242,6 +247,8 @@ class _Call:
             options["launch_pdl"] = True
         function = getattr(module, config.form)
         plain = _Plain(function, grid, workspace, bool(WORKSPACE[config.form]), integers, constants, options)
+        if config.early and not waits_for_all_but(len(self.region.contractions), config, plain.compiled(self.tensors)):
+            return self.plan(replace(config, early=False))
         return direct(plain, self.tensors) or plain
 
     def grid(self, config: Config) -> int:
@@ -298,10 +305,30 @@ class _Plain:
             extra = self.workspace.tensors(_stream(tensors[0].device)) if self.workspace else self.nothing
             self.function[(self.grid,)](*tensors, *extra, *self.integers, **self.constants, **self.options)
 
+    def compiled(self, tensors: Sequence[Tensor]) -> Any:
+        """The kernel, compiled for such tensors; None under the interpreter."""
+        if not isinstance(self.function, JITFunction):
+            return None
+        types = self.workspace.types if self.workspace else self.nothing
+        return self.function.warmup(*tensors, *types, *self.integers, grid=(self.grid,), **self.constants, **self.options)
+
     @property
     def nothing(self) -> tuple[None, ...]:
         """What stands in the place of a workspace where k is not split."""
         return (None, None) if self.takes_workspace and not self.workspace else ()
+
+
+def waits_for_all_but(weights: int, config: Config, compiled: Any) -> bool:
+    """Whether a compiled kernel reads tiles of so many weights, and nothing else, before it waits for the kernel ahead.
+
+    Triton's pipeliner moves loads ahead of the loop. The source lets it move those of weights alone; this proves that it did so.
+    The text of Triton's IR is in the order in which it runs.
+    """
+    before, wait, _ = compiled.asm["ttgir"].partition("griddepcontrol.wait") if compiled is not None else ("", "", "")
+    copies = [line for line in before.splitlines() if "async_copy_global_to_local" in line]
+    tile = f"tensor<{config.block_n}x{config.block_k}x"
+    expected = len(copies) <= weights * config.stages and all(tile in line for line in copies)
+    return bool(wait) and expected and "tt.load" not in before
 
 
 def direct(plain: _Plain, tensors: Sequence[Tensor]) -> Launch | None:
@@ -310,13 +337,10 @@ def direct(plain: _Plain, tensors: Sequence[Tensor]) -> Launch | None:
     Raises:
         OutOfResources: the kernel needs more shared memory or registers than the device has.
     """
-    if not isinstance(plain.function, JITFunction):
+    compiled = plain.compiled(tensors)
+    if compiled is None:
         return None
     workspace = plain.workspace
-    types = workspace.types if workspace else plain.nothing
-    compiled: Any = plain.function.warmup(
-        *tensors, *types, *plain.integers, grid=(plain.grid,), **plain.constants, **plain.options
-    )
     try:
         run, function, metadata = compiled.run, compiled.function, compiled.packed_metadata
         driver = triton.runtime.driver.active
