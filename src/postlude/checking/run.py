@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
@@ -37,7 +37,7 @@ def check(
     dynamic: bool | None = None,
     max_slowdown: float = Limits.slowdown,
     max_error: float | None = Limits.error,
-    seconds: float = 2.0,
+    seconds: float = 1.0,
     compile_times: bool = True,
     target: str | None = None,
     progress: Progress = lambda text: None,
@@ -144,19 +144,19 @@ class _Run:
     def everything(self, seconds: float, compile_times: bool) -> None:
         """All steps in order."""
         self.eager()
-        for side in (INDUCTOR, POSTLUDE):
-            if compile_times:
-                with startup.empty_caches() as variables:
+        with ExitStack() as after:
+            for side in (INDUCTOR, POSTLUDE):
+                if compile_times:
+                    # What was compiled there is not compiled again: here, nor for the Regions one by one.
+                    variables = after.enter_context(startup.empty_caches())
                     self.compile_times(side, variables)
-                    with startup.environment(variables):  # what was compiled there is not compiled again
-                        self.compiled(side)
-            else:
+                    after.enter_context(startup.environment(variables))
                 self.compiled(side)
-        self.stability()
-        self.accuracy()
-        self.speed(seconds)
-        self.memory()
-        self.regions()
+            self.stability()
+            self.accuracy()
+            self.speed(seconds)
+            self.memory()
+            self.regions()
         judge(self.found)
 
     def runner(self, side: str, index: int) -> Runner:
