@@ -8,7 +8,7 @@ results and gradients; `worst ratio` is the largest over them of our error to In
     python benchmarks/gpu_training.py --out results/gpu_training.json                   eager's and Inductor's errors, all cases
     python benchmarks/gpu_training.py --modes inductor autotune postlude --case llama
     python benchmarks/gpu_training.py --explain                    Regions of each graph, what ended them, kernels by time
-    python benchmarks/gpu_training.py --kernels 4                  single kernels of a step, in 4 configurations each
+    python benchmarks/gpu_training.py --kernels dswiglu swiglu     single kernels of a step, in several configurations
 """
 
 from __future__ import annotations
@@ -381,18 +381,27 @@ KERNELS = {
 }
 
 
-def kernels(options: argparse.Namespace) -> None:
-    """Times of the kernels of training steps beside cuBLAS's plain product of these sizes.
+#: Configurations that single kernels are measured in: tile, cluster, whether two warpgroups alternate.
+SWEPT = (
+    (128, 128, 1, 2, True),
+    (128, 160, 2, 1, True),
+    (128, 160, 2, 2, True),
+    (128, 192, 1, 2, True),
+    (256, 128, 1, 2, False),
+    (128, 256, 2, 1, False),
+)
 
-    Measured are the configuration that is chosen, and the next best by the model.
-    """
+
+def kernels(options: argparse.Namespace) -> None:
+    """Times of kernels of training steps in several configurations beside cuBLAS's plain product of these sizes."""
     from postlude.ir import normalize, parse
     from postlude.op import allocate_results
     from postlude.targets import cute
 
     processors, capability = torch.cuda.get_device_properties(0).multi_processor_count, torch.cuda.get_device_capability()
     rows = []
-    for (name, (text, n, k)), m in itertools.product(KERNELS.items(), (4096, 16384)):
+    for name, m in itertools.product(options.kernels, options.rows):
+        text, n, k = KERNELS[name]
         region, _ = normalize(parse(f"region(m, n, k); {text}"))
         sizes = {"m": n, "n": k, "k": m} if name == "weight's gradient" else {"m": m, "n": n, "k": k}
         operands = [
@@ -403,21 +412,29 @@ def kernels(options: argparse.Namespace) -> None:
         pair = len(region.contractions)
         x, w = normal(sizes["m"], sizes["k"]), normal(pair * sizes["n"], sizes["k"])
         sides: dict[str, Callable[[], object]] = {"cublas": lambda x=x, w=w: F.linear(x, w)}  # type: ignore[misc]
-        for configuration in cute.candidates(region, *sizes.values(), capability, processors)[: options.kernels]:
+        chosen = cute.candidates(region, *sizes.values(), capability, processors)[0]
+        swept = [cute.Configuration(*fields) for fields in SWEPT if pair == 1 or fields[1] % 32 == 0]
+        for configuration in dict.fromkeys((chosen, *swept)):
             kernel = cute.load(region, configuration)
             sides[str(configuration)] = lambda kernel=kernel, o=operands, r=results: kernel(*o, *r)  # type: ignore[misc]
-        times = common.interleave({side: common.graph_of(run) for side, run in sides.items()}, options.rounds, 5)
+        graphs = {}
+        for side, run in sides.items():
+            try:
+                graphs[side] = common.graph_of(run)
+            except Exception as error:  # too large for shared memory with all that this epilogue reads and stores
+                print(f"  {side} can't be built: {type(error).__name__}", flush=True)
+        times = common.interleave(graphs, options.rounds, 5)
         rows.append({"kernel": name, "sizes": sizes, "times": {side: vars(t) for side, t in times.items()}})
         own = {side: t.microseconds for side, t in times.items() if side != "cublas"}
-        shown = ", ".join(f"{side} {time:.0f}" for side, time in sorted(own.items(), key=lambda item: item[1]))
-        chosen, cublas = next(iter(own.items())), times["cublas"].microseconds
+        shown = ", ".join(f"{side} {each:.0f}" for side, each in sorted(own.items(), key=lambda item: item[1]))
+        time, cublas = own[str(chosen)], times["cublas"].microseconds
         title = f"{name} {sizes['m']}x{sizes['n']}x{sizes['k']}"
         print(
-            f"{title:40} cublas {cublas:6.0f} us, {chosen[0]} {chosen[1]:.0f}, {chosen[1] / cublas:.3f} of it; {shown}",
+            f"{title:40} cublas {cublas:6.0f} us, {chosen} {time:.0f}, {time / cublas:.3f} of it; {shown}",
             flush=True,
         )
         common.save(options.out, {"kernels": rows})
-        del sides, operands, results, x, w
+        del sides, graphs, operands, results, x, w
         torch.cuda.empty_cache()
 
 
@@ -427,7 +444,8 @@ def main() -> None:
     options.add_argument("--modes", nargs="+", choices=list(MODES), default=["inductor", "postlude"])
     options.add_argument("--case", nargs="+", choices=list(CASES), default=list(CASES))
     options.add_argument("--explain", action="store_true", help="print Regions and kernels, measure nothing")
-    options.add_argument("--kernels", type=int, default=0, metavar="N", help="single kernels only, in N configurations each")
+    options.add_argument("--kernels", nargs="+", choices=list(KERNELS), help="single kernels only, in several configurations")
+    options.add_argument("--rows", nargs="+", type=int, default=[4096, 16384], help="of single kernels")
     options.add_argument("--seconds", type=float, default=float("inf"), help="start no case after so many seconds")
     arguments = options.parse_args()
     torch._inductor.select_algorithm.PRINT_AUTOTUNE = False  # a table for every GEMM
