@@ -1,4 +1,4 @@
-"""What each process of a test of distributed training does. Every function is given its rank, the number of processes and a folder.
+"""What each process of a test of distributed training does, given its rank, the number of processes and a folder.
 
 A run is compared with training of the whole model by one process on all batches: in eager, and in float64.
 """
