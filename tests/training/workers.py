@@ -114,6 +114,8 @@ def fsdp(rank: int, world: int, folder: Path) -> None:
 
 def ddp(rank: int, world: int, folder: Path) -> None:
     """Train a model in copies; the graph is cut between the buckets of gradients."""
+    # The first bucket is of a fixed size, which this model would fill alone.
+    dist._DEFAULT_FIRST_BUCKET_BYTES = 4096
     model = language()
     call = torch.compile(DistributedDataParallel(model, bucket_cap_mb=1e-2), backend="postlude", options=OPTIONS)
     _train(call, _optimizer(model), _own(rank, world))
