@@ -1,7 +1,7 @@
 """One step of fine-tuning MiniLM on a CPU: forward, backward and AdamW by eager, Inductor and Postlude, interleaved.
 
-The model is the sentence encoder of `postlude demo` with a linear classifier on its embeddings, cross entropy as loss, and torch's
-fused AdamW. Each mode trains its own copy from the same weights. Beside the time of a step: the peak memory of one, and
+The model is the sentence encoder of `postlude demo` with a linear classifier on its embeddings, cross entropy as loss, and
+torch's fused AdamW. Each mode trains its own copy from the same weights. Beside the time of a step: the peak memory of one, and
 the error of the gradients of the first step against float64.
 """
 
@@ -11,9 +11,9 @@ import copy
 from typing import TYPE_CHECKING, Any
 
 import torch
-from common import DTYPES, arguments, console, measured, save, table
 from torch import Tensor, nn
 
+from common import DTYPES, arguments, console, measured, save, table
 from postlude.checking import memory
 from postlude.demo import minilm
 
@@ -117,7 +117,9 @@ def show(record: dict[str, Any]) -> None:
                 f"{found:.1e}" if found is not None else "–",
             ]
         )
-    title = f"MiniLM training step, {record['dtype']}, dropout {'as configured' if record['dropout'] is None else record['dropout']}"
+    title = (
+        f"MiniLM training step, {record['dtype']}, dropout {'as configured' if record['dropout'] is None else record['dropout']}"
+    )
     table(title, ["mode", "ms ± spread", "Postlude's speed-up", "peak MB", "gradients' error"], rows)
 
 

@@ -1,8 +1,8 @@
 """Trains a small GPT on real text from the same seeds by eager and by Postlude, and compares the curves of the loss.
 
 The text is what documentation the standard library of this Python carries in its sources: all docstrings, in the order of the
-files' names. A token is a byte. Curves of two runs part by roundings alone, whoever computes them; how far is seen from eager runs
-whose first weights differ by one rounding. `--plot` draws the curves (needs matplotlib).
+files' names. A token is a byte. Curves of two runs part by roundings alone, whoever computes them; how far is seen from eager
+runs whose first weights differ by one rounding. `--plot` draws the curves (needs matplotlib).
 """
 
 from __future__ import annotations
@@ -17,8 +17,9 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from common import arguments, console, save, table
 from torch import Tensor, nn
+
+from common import arguments, console, save, table
 
 WIDTH, LAYERS, HEADS, LENGTH, BATCH = 64, 3, 2, 64, 16
 #: A loss is compared as its mean over so many steps.

@@ -1,4 +1,4 @@
-"""What training code does around a model: checkpoints of activations, tied weights, adapters, hooks, blocks compiled one by one."""
+"""What training code does around a model: checkpoints, tied weights, adapters, hooks, blocks compiled one by one."""
 
 from collections.abc import Callable
 from functools import partial
@@ -8,8 +8,7 @@ from torch import Tensor, nn
 from torch._dynamo.testing import CompileCounterWithBackend
 from torch.utils.checkpoint import checkpoint
 
-import postlude
-from tests.training.models import WIDTH, Block, Language, batches, check, compiled, language, trained
+from tests.training.models import Language, batches, check, language, trained
 
 
 def once(owner: nn.Module, call: Callable[..., Tensor]) -> None:
@@ -21,7 +20,7 @@ def once(owner: nn.Module, call: Callable[..., Tensor]) -> None:
 class Checkpointed(Language):
     """Blocks whose activations are computed again in backward."""
 
-    def __init__(self, p: float = 0.0) -> None:
+    def __init__(self, p: float) -> None:
         super().__init__(1)
         self.p = p
 
@@ -33,11 +32,6 @@ class Checkpointed(Language):
 
     def _dropped(self, block: nn.Module, x: Tensor) -> Tensor:
         return nn.functional.dropout(block(x), self.p, self.training)
-
-
-def test_checkpointed_activations() -> None:
-    torch.manual_seed(0)
-    check(Checkpointed(), once)
 
 
 def test_dropout_before_and_behind_a_checkpoint_draws_the_same_numbers() -> None:
@@ -149,14 +143,3 @@ def test_equal_blocks_compiled_one_by_one_are_compiled_once() -> None:
 
     check(language(3), once, compile=by_blocks)
     assert counter.frame_count == 1
-
-
-def test_gradients_of_a_block_are_regions() -> None:
-    block, x = Block(), torch.randn(3, 10, WIDTH, requires_grad=True)
-
-    def step() -> None:
-        block(x).square().sum().backward()
-
-    backward = [r for r in postlude.explain(step, options={"fuse_all": True}).regions if r.name.startswith("graph 1")]
-    assert len(backward) >= 8
-    assert all(region.fused for region in backward)

@@ -1,4 +1,4 @@
-"""Sums over the rows, which every task adds up for itself: right, the same bits every time, whatever the way through the driver."""
+"""Sums over the rows, which every task adds up for itself: right, and the same bits every time."""
 
 import pytest
 import torch

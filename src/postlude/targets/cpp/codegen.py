@@ -121,7 +121,11 @@ def _check_totals(region: Region, group: Group, *, fed: bool) -> None:
         if total.kind != "sum" or total.input in late or region.types[total.input].column is None or total.axis != "m":
             raise UnsupportedRegion(f"%{total.name} is no plain sum over the rows of a tile")
     for statement in group.statements:
-        if statement.name in late and statement not in totals and any(n not in late and region.types[n].axes for n in statement.inputs):
+        if (
+            statement.name in late
+            and statement not in totals
+            and any(n not in late and region.types[n].axes for n in statement.inputs)
+        ):
             raise UnsupportedRegion(f"%{statement.name} joins a sum over rows with another value")
 
 

@@ -70,7 +70,7 @@ constexpr int64_t kPrefetchBytes = 1 << 20, kNear = 16 << 10, kNearRows = 16;
 constexpr int64_t kOwnRows = 8 * kTileRows, kOwnTasks = 3;
 // So many rows at most are added up in one partial sum over rows: a short chain of roundings. And so many by one task that finishes
 // whole rows.
-constexpr int64_t kTotalRows = 128, kFinishedRows = 16;
+constexpr int64_t kTotalRows = 24, kFinishedRows = 16;
 constexpr int64_t kPanelBudget = 640 << 10, kRowsBudget = 8 << 20, kLeftBudget = 16 << 20, kKeepPacked = 4 << 20;
 
 enum class Form { packed, dot, in_place, pack };
