@@ -216,14 +216,9 @@ def interleaved(graphs: dict[str, Graph], rounds: int, seconds: float) -> dict[s
     return times
 
 
-def loaded(region: Region, config: Config | None) -> Callable[..., bool]:
-    """This target's kernel. As in a model, the kernel ahead doesn't write weights."""
-    return target.load(region, config, [region.operand_index[contraction.right] for contraction in region.contractions])
-
-
 def own(data: Data, config: Config | None = None) -> list[Callable[[], object]]:
     """Calls of this target's kernel, one for each copy of the weights."""
-    kernel = loaded(KINDS[data.cell.kind].region, config)
+    kernel = target.load(KINDS[data.cell.kind].region, config)
     return [partial(kernel, *operands, data.out) for operands in data.operands]
 
 
@@ -315,13 +310,13 @@ def candidates(cell: Cell, multiprocessors: int) -> Iterator[Config]:
 def compile_one(program: str, m: int, config: Config) -> str:
     """Compile a candidate, in a process of its own, into Triton's cache on disk."""
     kind = next(kind for kind in KINDS.values() if kind.program == program)
-    cell = Cell(kind.name, m, 512, config.block_k if config.form == "stream" else 8192)
+    cell = Cell(kind.name, m, 512, 8192)
     data = [torch.zeros(cell.m, cell.k), *([torch.zeros(cell.k)] if kind.norm else [])]
     data += [torch.zeros(cell.n, cell.k) for _ in range(kind.weights)]
     data += [torch.zeros(cell.n)] if kind.bias else []
     operands = [tensor.to(device="cuda", dtype=torch.bfloat16) for tensor in data]
     try:
-        loaded(parse(program), config)(*operands, torch.empty(cell.m, cell.n, dtype=torch.bfloat16, device="cuda"))
+        target.load(parse(program), config)(*operands, torch.empty(cell.m, cell.n, dtype=torch.bfloat16, device="cuda"))
         torch.cuda.synchronize()
     except Exception as error:  # what can't be compiled is no candidate; the sweep says so when it meets it
         return f"{type(error).__name__}: {error}"
@@ -404,7 +399,7 @@ def show_chosen(path: Path) -> None:
             times.setdefault(Config(**candidate["config"]), candidate["us"])
         best = min(times.values())
         kind = KINDS[cell.kind]
-        chosen = choose(device, Problem(cell.m, (cell.n,), cell.k, contractions=kind.weights, whole_k=kind.norm, longest=cell.k))
+        chosen = choose(device, Problem(cell.m, (cell.n,), cell.k, contractions=kind.weights, whole_k=kind.norm))
         of_chosen = f"{times[chosen]:7.2f} {times[chosen] / best:6.3f}" if chosen in times else f"{'not measured':>14}"
         print(f"{cell.title}  best {best:7.2f}  chosen {of_chosen}  {chosen}")
 

@@ -1,9 +1,7 @@
 """Inductor's scheduler, beside Regions and without."""
 
-from types import SimpleNamespace
 from typing import Any
 
-import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -74,22 +72,3 @@ def test_the_setting_is_part_of_the_key_of_cached_graphs() -> None:
     passes = [backend.RegionPass(backend.Options()) for _ in range(2)]
     passes[1].chains = True
     assert passes[0].uuid() != passes[1].uuid()
-
-
-@pytest.mark.parametrize(
-    ("names", "device", "found"),
-    [
-        (("buf3", "weight", "bias", "table"), "cuda", (1, 2, 3)),
-        (("buf3", "weight", "cache"), "cuda", (1,)),
-        (("x", "weight", "bias"), "cuda", ()),  # the kernel ahead is not one of the graph's
-        (("table", "weight"), "cuda", ()),
-        (("buf3", "weight"), "cpu", ()),
-    ],
-)
-def test_what_may_be_read_early(names: tuple[str, ...], device: str, found: tuple[int, ...]) -> None:
-    """Inputs and constants that nothing in the graph writes, where another operand is computed in it."""
-    inputs = {name: object() for name in ("x", "weight", "bias", "cache")}
-    graph = SimpleNamespace(constants={"table": object()}, graph_inputs=inputs, mutated_inputs={"cache"})
-    where = torch.device(device)
-    operands = [SimpleNamespace(get_name=lambda name=name: name, get_device=lambda: where) for name in names]
-    assert dependent_launch.steady(graph, operands) == found

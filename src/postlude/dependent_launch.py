@@ -1,4 +1,4 @@
-"""Programmatic dependent launch in graphs with Regions.
+"""Programmatic dependent launch of Inductor's own kernels, beside Regions.
 
 With `triton.enable_pdl` Inductor launches its Triton kernels before the kernel ahead has ended. They may read before they wait
 for it, where Inductor knows that nothing they read comes from it. What a Region reads and writes it doesn't know. So in a graph
@@ -6,7 +6,6 @@ with Regions each of Inductor's kernels waits before it touches any memory. What
 which takes longer than a small kernel runs.
 """
 
-from collections.abc import Sequence
 from typing import Any
 
 from torch._inductor import config, scheduler
@@ -42,17 +41,3 @@ def install() -> None:
         self.__dict__["previous_node"] = node
 
     scheduler.Scheduler.previous_node = property(get, put)  # type: ignore[assignment]
-
-
-def steady(graph: Any, operands: Sequence[Any]) -> tuple[int, ...]:
-    """Positions of a Region's operands that may be read before the kernel ahead in the stream has ended.
-
-    They are inputs of the graph that nothing in it writes, and the kernel ahead is one of the graph's, since another operand
-    is computed in it. Whatever was launched before that one has ended: no kernel lets the next start before it has waited itself.
-    """
-    if operands[0].get_device().type != "cuda":
-        return ()
-    names = [operand.get_name() for operand in operands]
-    unwritten = [name in graph.constants or (name in graph.graph_inputs and name not in graph.mutated_inputs) for name in names]
-    computed = any(name not in graph.constants and name not in graph.graph_inputs for name in names)
-    return tuple(i for i, is_unwritten in enumerate(unwritten) if is_unwritten) if computed else ()

@@ -61,19 +61,19 @@ class RegionKernel(ir.ExternKernel):
         arguments += [result.get_name() for result in self.results]
         device = self.get_device()
         assert device is not None
-        handle = _handle(wrapper, device.type, self.program, (*self.frozen, dependent_launch.steady(V.graph, self.inputs)))
+        handle = _handle(wrapper, device.type, self.program, self.frozen)
         wrapper.writeline(f"{self.get_name()} = {handle}({', '.join(arguments)})")
 
 
-def _handle(wrapper: Any, device: str, program: str, more: tuple[object, ...]) -> str:
+def _handle(wrapper: Any, device: str, program: str, frozen: tuple[tuple[int, ...], bool]) -> str:
     """Name of the module-level variable that holds the program's kernel."""
     handles: dict[object, str] = wrapper.__dict__.setdefault("_postlude_handles", {})
-    key = (device, program, more)
+    key = (device, program, frozen)
     if key not in handles:
         handles[key] = f"region_{len(handles)}"
         if len(handles) == 1:
             wrapper.header.writeline("from postlude.runtime import kernel as _postlude_kernel")
-        wrapper.header.writeline(f'{handles[key]} = _postlude_kernel("{device}", "{program}", *{more!r})')
+        wrapper.header.writeline(f'{handles[key]} = _postlude_kernel("{device}", "{program}", *{frozen!r})')
     return handles[key]
 
 

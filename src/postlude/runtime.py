@@ -15,19 +15,17 @@ from postlude.op import region_of
 from postlude.targets import aten, cpp
 from postlude.targets.base import Kernel, serving, target
 
-_kernels: dict[tuple[str, str, tuple[int, ...], bool, tuple[int, ...]], Kernel] = {}
+_kernels: dict[tuple[str, str, tuple[int, ...], bool], Kernel] = {}
 _lock = threading.Lock()
 
 
-def kernel(
-    device: str, program: str, frozen: tuple[int, ...] = (), constant: bool = False, steady: tuple[int, ...] = ()
-) -> Kernel:
+def kernel(device: str, program: str, frozen: tuple[int, ...] = (), constant: bool = False) -> Kernel:
     """A callable (*operands, *results) for a program on a device type; compiled at first use, then kept.
 
     `frozen` lists operands that may be packed ahead of time and kept so for as long as they do not change; `constant` says
-    that they never will. `steady` lists operands that the kernel ahead in the stream never writes.
+    that they never will.
     """
-    key = (device, program, frozen, constant, steady)
+    key = (device, program, frozen, constant)
     found = _kernels.get(key)
     if found is None:
         made = _make(*key)
@@ -90,7 +88,7 @@ def _interpreter(region: Region) -> Kernel:
     return interpret
 
 
-def _make(device: str, program: str, frozen: tuple[int, ...], constant: bool, steady: tuple[int, ...]) -> Kernel:
+def _make(device: str, program: str, frozen: tuple[int, ...], constant: bool) -> Kernel:
     region = region_of(program)
     names = serving(device, region)
     try:
@@ -99,7 +97,7 @@ def _make(device: str, program: str, frozen: tuple[int, ...], constant: bool, st
         if names:
             from postlude.select.rows import ByRows
 
-            return ByRows(region, names, steady).fast
+            return ByRows(region, names).fast
     except (KernelBuildError, KernelLoadError) as error:
         warnings.warn(f"{error} Until then this kernel is interpreted, which is slow.", stacklevel=2)
         from postlude.select.knowledge import knowledge

@@ -11,9 +11,11 @@ def test_eager_bits(name: str) -> None:
     function, inputs = CASES[name]
     inputs = tuple(x.cuda() for x in inputs)
     compiled = torch.compile(function, backend="postlude")
-    wanted = function(*inputs)
+    wanted, found = function(*inputs), compiled(*inputs)
+    torch.cuda.synchronize()
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
-        found = compiled(*inputs)
+        compiled(*inputs)
+        torch.cuda.synchronize()
     tolerance = {"rtol": 1e-6, "atol": 1e-6} if name == "angles" else {"rtol": 0, "atol": 0}  # sines and cosines of others
     torch.testing.assert_close(found, wanted, equal_nan=True, **tolerance)
     assert torch.equal(found.signbit() | found.isnan(), wanted.signbit() | wanted.isnan())

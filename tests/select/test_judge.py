@@ -85,14 +85,13 @@ def test_sizes_decide_on_totals(total: str, m: int, n: int, k: int, kept: bool, 
     assert (judge._pays_on_a_gpu(plan, growth) is None) == kept
 
 
-@pytest.mark.parametrize(("k", "pair"), [(4096, True), (8192, True), (10_000, False)])
-def test_a_long_norm_before_a_pair_stays_apart(k: int, pair: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_norm_before_a_pair_stays_apart(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(judge, "serving", lambda device, region: ["triton"])
     monkeypatch.setattr(judge, "_was_measured", lambda device: True)
-    left = SimpleNamespace(node=SimpleNamespace(meta={"val": torch.empty(1, k, dtype=torch.bfloat16)}))
+    left = SimpleNamespace(node=SimpleNamespace(meta={"val": torch.empty(0, dtype=torch.bfloat16)}))
     growth: Any = SimpleNamespace(
         first=SimpleNamespace(left=left), program=SimpleNamespace(batched=False), rows=(1,), prologue=object()
     )
-    for name, kept in (("linear", True), ("q, k, v", True), ("swiglu", pair)):
+    for name, kept in (("linear", True), ("q, k, v", True), ("swiglu", False)):
         plan: Any = SimpleNamespace(region=norm_region(name, "bf16"))
         assert (judge._pays_on_a_gpu(plan, growth) is None) == kept

@@ -130,8 +130,8 @@ def _pays_on_a_gpu(plan: Plan, growth: Growth) -> str | None:
     dtype = left.dtype
     if dtype not in (torch.bfloat16, torch.float16):
         return f"cuBLAS is as fast for {dtype}"
-    if growth.prologue and hint(left.shape[-1]) > _LONGEST_NORM and any(len(g.contractions) > 1 for g in plan.region.groups):
-        return "a norm of so many elements costs as much in the kernel of a pair of products as in its own"
+    if growth.prologue and any(len(group.contractions) > 1 for group in plan.region.groups):
+        return "a norm before a pair of products costs as much as its own kernel"
     if (reason := _totals(plan, growth)) is not None:
         return reason
     sizes = growth.rows[-1:] if growth.program.batched else growth.rows
@@ -173,9 +173,6 @@ def _totals(plan: Plan, growth: Growth) -> str | None:
         return "a reduction costs less in a kernel of its own"
     return None
 
-
-#: Most elements of a norm that the kernel of a pair of products keeps in registers (targets/triton/configs.py).
-_LONGEST_NORM = 8192
 
 #: Sizes from which reductions pay as results: of the contracted axis, and of the tile that is reduced to rows and to columns.
 _LONG = 4096

@@ -54,12 +54,10 @@ class ByRows(PlannedKernel):
     A target that can't take a call's strides or alignment says so, and the next one is asked; at last the interpreter.
     """
 
-    def __init__(self, region: Region, names: Sequence[str], steady: Sequence[int] = ()) -> None:
+    def __init__(self, region: Region, names: Sequence[str]) -> None:
         super().__init__()
         self.region = region
         self.names = names
-        #: Operands that may be read before the kernel ahead in the stream has ended.
-        self.steady = steady
         #: Whether float32 is multiplied, which plans of the kernels may do in several ways.
         self.float32 = any(region.operands[region.operand_index[c.right]].dtype == torch.float32 for c in region.contractions)
         self.kernels: dict[str, PlannedKernel | None] = {}
@@ -115,7 +113,7 @@ class ByRows(PlannedKernel):
         """A target's kernel, or a tuned one; None where it could not be built before, of which a warning has told."""
         if name not in self.kernels:
             plain = name in self.names  # what the target chooses for each call, tuned or not
-            self.kernels[name] = _load(name, self.region, self.steady) if plain else _load_tuned(self.tuned[name][0], self.region)
+            self.kernels[name] = _load(name, self.region) if plain else _load_tuned(self.tuned[name][0], self.region)
         return self.kernels[name]
 
     def interpret(self, pointers: Sequence[int], tensors: Sequence[Tensor]) -> None:
@@ -183,8 +181,8 @@ class _OrOthers:
         self.kernels.interpret(pointers, tensors)
 
 
-def _load(name: str, region: Region, steady: Sequence[int]) -> PlannedKernel:
-    kernel = target(name).load(region, **({"steady": steady} if steady and name == "triton" else {}))
+def _load(name: str, region: Region) -> PlannedKernel:
+    kernel = target(name).load(region)
     assert isinstance(kernel, PlannedKernel)
     return kernel
 

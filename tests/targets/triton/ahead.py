@@ -15,11 +15,10 @@ import triton.language as tl
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from postlude.ir import OPS, Region, parse, to_text, verify
+from postlude.ir import OPS, Region, parse, verify
 from postlude.targets.triton.codegen import CHAINED, WORKSPACE
 from postlude.targets.triton.configs import Config
 from postlude.targets.triton.launcher import constants_of, load_module
-from tests.targets.triton.norms import region as norm_region
 
 TARGETS = {
     "sm_75": GPUTarget("cuda", 75, 32),
@@ -35,7 +34,7 @@ POINTERS = {torch.float32: "*fp32", torch.float64: "*fp64", torch.bfloat16: "*bf
 
 def compile_for(region: Region, config: Config, target: GPUTarget, even: bool = True) -> Any:
     """Compile one kernel of a Region for dense, aligned tensors; weights and all others lie along their last axis."""
-    source, module = load_module(region, config.block_m if config.form in ("stream", "gemv") else 1, chained=config.chained)
+    source, module = load_module(region, config.block_m if config.form == "gemv" else 1, chained=config.chained)
     dtypes = [*(o.dtype for o in region.operands), *(y.dtype for y in region.yields)]
     axes = [*(o.axes for o in region.operands), *(y.axes for y in region.yields)]
     wide = region.contractions[0].accumulate == torch.float64
@@ -63,7 +62,6 @@ def compile_for(region: Region, config: Config, target: GPUTarget, even: bool = 
 
 
 #: Configurations that between them have every form, orientation and way through a kernel.
-STREAM = Config("stream", 1, 4, 4096, 8, 3, programs=1)
 FORMS = (
     Config("gemv", 1, 4, 512, 4, 1),
     Config("gemv", 4, 8, 128, 4, 3),
@@ -80,9 +78,6 @@ GROUPS = """region(b, m, n, n1, k); %x = operand [b, m, k] bf16; %w = operand [b
 %w2 = operand [b, k, n1] bf16; %keep = operand [b, m] bool; %one = operand [] f32; %acc = contract %x, %w : f32;
 %acc1 = contract %x, %w1 : f32; %acc2 = contract %x, %w2 : f32; %0 = sigmoid %acc; %1 = mul %0, %acc1; %2 = where %keep, %1, %one;
 %3 = gt %2, %one; %4 = mul %acc2, %one; yield [b, m, n] bf16 %2; yield [b, m, n] bool %3; yield [b, m, n1] f32 %4"""
-
-
-PROJECTIONS = {name: to_text(norm_region(name, "bf16")) for name in ("q, k, v", "swiglu")}
 
 
 def every_op(short: str) -> str:
@@ -105,8 +100,7 @@ def every_op(short: str) -> str:
 
 def cases(arch: str) -> list[tuple[str, str, Config, bool]]:
     """(name, program, configuration, whether blocks divide k) of what is compiled for an architecture."""
-    found = [(f"linear_gelu bf16 {c}", LINEAR_GELU.format("bf16", "f32"), c, True) for c in (*FORMS, STREAM)]
-    found += [(f"linear_gelu f32 {c}", LINEAR_GELU.format("f32", "f32"), c, False) for c in (replace(STREAM, block_m=2),)]
+    found = [(f"linear_gelu bf16 {c}", LINEAR_GELU.format("bf16", "f32"), c, True) for c in FORMS]
     found += [
         (f"linear_gelu {short} {c}", LINEAR_GELU.format(short, wide), c, False)
         for short, wide in (("f16", "f32"), ("f32", "f32"), ("f64", "f64"))
@@ -120,9 +114,6 @@ def cases(arch: str) -> list[tuple[str, str, Config, bool]]:
             (f"chained {program[:20]} {c}", program, c, True)
             for program in (LINEAR_GELU.format("bf16", "f32"), GROUPS)
             for c in chained
-        ]
-        found += [
-            (f"chained {name} {STREAM}", program, replace(STREAM, chained=True), True) for name, program in PROJECTIONS.items()
         ]
     return found
 

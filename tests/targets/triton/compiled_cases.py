@@ -4,7 +4,6 @@ import ctypes
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -34,7 +33,6 @@ IN_FLOAT32 = parse(
     "region(m, n, k); %x = operand [m, k] f32; %w = operand [n, k] f32; %a = contract %x, %w : f32; yield [m, n] f32 %a"
 )
 GEMV = Config("gemv", 1, 4, 64, 4, 1)
-STREAM = Config("stream", 1, 4, 128, 4, 2, programs=2)
 GEMM = Config("gemm", 16, 16, 64, 4, 2)
 
 
@@ -92,17 +90,7 @@ def told(driver: Driver) -> dict[str, Any]:
     return dict(zip(driver.sources[-1].signature, driver.launches[-1][9:], strict=True))
 
 
-@pytest.mark.parametrize(
-    "config",
-    [
-        STREAM,
-        replace(STREAM, chained=True, prefetch=64, release=2),
-        GEMV,
-        replace(GEMV, chained=True, prefetch=64, release=2),
-        GEMM,
-        replace(GEMM, swap=True),
-    ],
-)
+@pytest.mark.parametrize("config", [GEMV, replace(GEMV, chained=True, prefetch=64, release=2), GEMM, replace(GEMM, swap=True)])
 def test_a_launch_is_told_pointers_sizes_and_strides(driver: Driver, config: Config) -> None:
     operands = tensors()
     assert target.load(LINEAR, config)(*operands)
@@ -149,39 +137,6 @@ def test_a_norm_before_products(driver: Driver, config: Config, dtype: str) -> N
     given = [torch.zeros([axes[axis] for axis in one.axes], dtype=one.dtype) for one in (*region.operands, *region.yields)]
     target.load(region, config)(*given)
     assert driver.launches[-1][0] == sum(-(-axes[n] // config.block_n) for n in ("n", "n1", "n2"))
-
-
-RESIDUAL = parse(
-    "region(m, n, k); %x = operand [m, k] bf16; %w = operand [n, k] bf16; %b = operand [n] bf16; %r = operand [m, n] bf16; "
-    "%acc = contract %x, %w : f32; %0 = add %acc, %b; %1 = add %0, %r; yield [m, n] bf16 %1"
-)
-
-
-@pytest.mark.parametrize(("block_n", "stages"), [(1, 3), (8, 2)])
-@pytest.mark.parametrize("name", ["residual", "q, k, v", "swiglu"])
-def test_weights_alone_are_read_early(driver: Driver, name: str, block_n: int, stages: int) -> None:
-    """Where nothing writes them. A kernel that would read more is not taken."""
-    region = RESIDUAL if name == "residual" else norm_region(name, "bf16")
-    axes = {"m": 1, "n": 64, "n1": 64, "n2": 64, "k": 1024}
-    given = [torch.zeros([axes[axis] for axis in one.axes], dtype=one.dtype) for one in (*region.operands, *region.yields)]
-    weights = [region.operand_index[contraction.right] for contraction in region.contractions]
-    config = replace(STREAM, block_n=block_n, block_k=1024, stages=stages, chained=True, early=True, release=1)
-    for steady, early in ((weights, True), (weights[1:], False), ((), False)):
-        assert target.load(region, config, steady)(*given)
-        assert told(driver)["EARLY"] == early
-
-
-def test_a_kernel_that_reads_more_is_not_taken(driver: Driver) -> None:
-    config = replace(STREAM, chained=True, early=True)
-    weight = "%w = ttg.async_copy_global_to_local %a, %b : tensor<4x128x!tt.ptr<bf16>>\n"
-    for text, taken in (
-        (f"{weight}{weight}griddepcontrol.wait tt.load", True),
-        (f"{weight}{weight}{weight}griddepcontrol.wait", False),
-        (f"{weight}tt.load griddepcontrol.wait", False),
-        (f"{weight}{weight.replace('4x128', '1x4')}griddepcontrol.wait", False),
-        (weight, False),
-    ):
-        assert launcher.waits_for_all_but(1, config, SimpleNamespace(asm={"ttgir": text})) == taken
 
 
 @pytest.mark.parametrize("config", [replace(GEMV, chained=True, prefetch=64), replace(GEMM, split_k=2)])

@@ -37,19 +37,7 @@ def test_no_rule_stands_behind_one_that_always_holds_first() -> None:
         for number, rule in enumerate(table):
             for earlier in table[:number]:
                 wider = all(getattr(earlier, name) >= getattr(rule, name) for name in limits if name != "along_k")
-                others = earlier.along_k in (None, rule.along_k) and earlier.whole_k in (None, rule.whole_k)
-                whole = earlier.config.form != "stream" or earlier.config.block_k >= rule.config.block_k
-                assert not (wider and others and whole), (key, rule)
-
-
-@pytest.mark.parametrize(("k", "block_n", "block_k"), [(4096, 2, 4096), (1000, 8, 1024), (100, 64, 128), (5000, 1, 8192)])
-def test_a_row_with_a_norm_is_kept_whole(k: int, block_n: int, block_k: int) -> None:
-    config = choose(H200, Problem(1, (6144,), k, whole_k=True, longest=k))
-    assert (config.form, config.block_n, config.block_k) == ("stream", block_n, block_k)
-    assert choose(H200, Problem(1, (6144,), k, whole_k=True)).form == "gemv", "of a batch"
-    assert choose(H200, Problem(1, (6144,), k, longest=k)).form == "gemv"
-    assert choose(H200, Problem(2, (6144,), k, whole_k=True, longest=k)).form == "gemm"
-    assert choose(H200, Problem(1, (6144,), 10_000, whole_k=True, longest=10_000)).form == "gemv"
+                assert not (wider and earlier.along_k in (None, rule.along_k)), (key, rule)
 
 
 @pytest.mark.parametrize(

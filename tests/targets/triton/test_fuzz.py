@@ -35,10 +35,6 @@ CONFIGS = (
     Config("gemm", 16, 64, 32, 4, 1, split_k=2, swap=True),
 )
 GEMVS = tuple(Config("gemv", rows, 8, 32, 4, stages) for rows, stages in ((1, 1), (2, 3), (4, 1), (8, 2)))
-STREAMS = tuple(
-    Config("stream", rows, block_n, 128, 4, stages, programs=programs)
-    for rows, block_n, stages, programs in ((1, 4, 1, 1), (2, 2, 3, 2), (4, 1, 2, 8), (8, 16, 1, 1))
-)
 
 #: Shapes, layouts and configurations of one Region.
 RUNS = 4
@@ -90,8 +86,7 @@ def run(data: st.DataObject, region: Region) -> None:
     assert triton.unsupported(region) is None
     for _ in range(RUNS):
         sizes = {axis: data.draw(SIZES, label=axis) for axis in region.axes if axis != "b"}
-        few = tuple(c for c in (GEMVS if region.batched else GEMVS + STREAMS) if sizes["m"] <= c.block_m)
-        config = data.draw(st.sampled_from(CONFIGS + few), label="config")
+        config = data.draw(st.sampled_from(CONFIGS + tuple(c for c in GEMVS if sizes["m"] <= c.block_m)), label="config")
         generator = torch.Generator().manual_seed(data.draw(st.integers(0, 100), label="seed"))
         operands = tensors(region, sizes, generator, data.draw(BATCHES, label="batch"))
         if any(min(operand.shape, default=1) == 0 for operand in operands) and len(region.groups) > 1:

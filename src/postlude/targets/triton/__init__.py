@@ -75,11 +75,10 @@ def configuration(fields: Mapping[str, Any]) -> "Config":
     return config
 
 
-def load(region: Region, config: "Config | None" = None, steady: Sequence[int] = ()) -> "Kernel":
+def load(region: Region, config: "Config | None" = None) -> "Kernel":
     """The kernel: callable with the operands and the results, tensors of one GPU.
 
-    `config` is taken instead of what the tables say. `steady` are positions of operands that the kernel ahead in the stream never
-    writes.
+    `config` is taken instead of what the tables say.
 
     Raises:
         UnsupportedRegion: this target has no kernel of its form.
@@ -87,4 +86,4 @@ def load(region: Region, config: "Config | None" = None, steady: Sequence[int] =
     from postlude.targets.triton.launcher import Kernel, load_module
 
     load_module(region)
-    return Kernel(region, config, steady)
+    return Kernel(region, config)

@@ -1,12 +1,11 @@
 """Region -> Triton source.
 
-`generate` writes one module: for each group of the Region an epilogue, and three kernels that call it.
+`generate` writes one module: for each group of the Region an epilogue, and two kernels that call it.
 
-    stream  few rows, kept in registers whole, while a program reads its equal share of the weight's columns
     gemv    few rows, weights that lie along k: each program multiplies whole rows of the weight, without tensor cores
     gemm    anything: tiles with tl.dot, in either orientation, k split over several programs where there are few tiles
 
-A program of a kernel works for one group, so q, k and v are one launch. Attention has a kernel of its own in place of the three
+A program of a kernel works for one group, so q, k and v are one launch. Attention has a kernel of its own in place of the two
 (attention.py). What all kernels share is in writer.py.
 """
 
@@ -25,24 +24,17 @@ from postlude.targets.triton.writer import TYPES, Stride, Writer, definition, in
 
 #: Constants that each kernel takes: tile sizes, what is known about the call, and for `gemm` the orientation of a tile.
 CONSTANTS: dict[str, tuple[str, ...]] = {
-    "stream": ("BLOCK_N", "BLOCK_K", "STAGES", "EVEN_K", "EARLY", "INDEX"),
     "gemv": ("BLOCK_N", "BLOCK_K", "STAGES", "EVEN_K", "INDEX"),
     "gemm": ("BLOCK_M", "BLOCK_N", "BLOCK_K", "GROUP_M", "SPLIT", "STAGES", "SWAP", "PRECISION", "EVEN_K", "INDEX"),
     "attention": ("BLOCK_M", "BLOCK_N", "BLOCK_K", "BLOCK_O", "ROWS", "PARTS", "SPLIT", "STAGES", "PRECISION", "INDEX"),
 }
 
 #: Integers that a kernel takes between workspace and sizes if it starts before the kernel ahead has ended: bytes of each column
-#: that it has brought to L2 before it waits for that, and steps of its loop before its end at which it lets the next one start.
-CHAINED: dict[str, tuple[str, ...]] = {
-    "stream": ("prefetch", "release"),
-    "gemv": ("prefetch", "release"),
-    "gemm": ("prefetch", "release"),
-    "attention": (),
-}
+#: that it has brought to L2 before it waits for that, and steps along k before its end at which it lets the next one start.
+CHAINED: dict[str, tuple[str, ...]] = {"gemv": ("prefetch", "release"), "gemm": ("prefetch", "release"), "attention": ()}
 
 #: What each kernel takes between the tensors and the sizes: workspace, and how many programs share a tile's sum.
 WORKSPACE: dict[str, tuple[str, ...]] = {
-    "stream": (),
     "gemv": (),
     "gemm": ("partials", "counters", "splits"),
     "attention": ("partials", "counters", "splits"),
@@ -84,7 +76,7 @@ def generate(region: Region, rows: int = 1, split: frozenset[tuple[int, str]] = 
 
     Args:
         region: a verified Region. For equal layers to share a kernel it should be in normal form.
-        rows: rows that the `stream` and `gemv` kernels compute.
+        rows: rows that the `gemv` kernel computes.
         split: (tensor, axis) pairs of which the axis stands for dimensions that no single stride describes.
         chained: start before the kernel ahead in the stream has ended, and wait for it (programmatic dependent launch).
 
@@ -151,8 +143,6 @@ class _Module(Writer):
         if softmax is None:
             for group in self.region.groups:
                 yield self.function(f"epilogue_{group.column}", group)
-            if not self.region.batched:
-                yield self.kernel("stream", self.parts("stream"))
             yield self.kernel("gemv", self.parts("gemv"))
             yield self.kernel("gemm", self.parts("gemm"))
         else:
@@ -174,29 +164,21 @@ class _Module(Writer):
 
     def parts(self, form: str) -> Iterator[str]:
         """The part of each group, chosen by the program's number."""
-        body = {"stream": self.stream, "gemv": self.gemv, "gemm": self.gemm}[form]
+        body = self.gemv if form == "gemv" else self.gemm
         last = len(self.region.groups) - 1
-        if form == "stream":
-            yield "programs = tl.num_programs(0).to(tl.int64)"
-        if form == "stream" and last:
-            yield f"total = {' + '.join(f'tl.cast({group.column}, tl.int64)' for group in self.region.groups)}"
         for number, group in enumerate(self.region.groups):
             if not last:
                 yield from body(group)
                 continue
             programs = f"programs_{group.column}"
             if number < last:
-                share = f"min(max(programs * {group.column} // total, 1), programs - {last - number})"
-                yield f"{programs} = {share if form == 'stream' else self.programs(form, group)}"
+                yield f"{programs} = {self.programs(form, group)}"
                 yield f"if (program >= 0) & (program < {programs}):"
             else:
                 yield "if program >= 0:"
             yield from indented(body(group))
             if number < last:
                 yield f"program -= {programs}"
-                if form == "stream":
-                    yield f"programs -= {programs}"
-                    yield f"total -= {group.column}"
 
     def programs(self, form: str, group: Group) -> str:
         """How many programs work for a group."""
@@ -204,74 +186,6 @@ class _Module(Writer):
         factors += ["tl.cdiv(m, BLOCK_M)"] if form == "gemm" else []
         factors.append(f"tl.cdiv({group.column}, BLOCK_N)")
         return " * ".join(factors + (["splits"] if form == "gemm" else []))
-
-    def stream(self, group: Group) -> Iterator[str]:
-        """An equal share of the columns, one tile after another, times rows that are read once."""
-        n, type = group.column, self.arithmetic(group)
-        single = len(self.region.groups) == 1
-        programs = "programs" if single or group is self.region.groups[-1] else f"programs_{n}"
-        yield f"first = (program.to(tl.int64) * {n} // {programs}).to(INDEX)"
-        yield f"end = ((program.to(tl.int64) + 1) * {n} // {programs}).to(INDEX)"
-        yield "ks = tl.arange(0, BLOCK_K).to(INDEX)[None, :]"
-        for row in range(self.rows):
-            yield f"row{row} = tl.full([1, 1], {row}, INDEX)"
-        rows = list(self.rows_of(group, type))
-        if self.chained:
-            yield from (f"{x} = tl.zeros([1, BLOCK_K], {type})" for x in self.row_names(group))
-            yield "if not EARLY:"
-            yield from indented(self.start(group, "first", split=False, columns="min(BLOCK_N * STAGES, end - first)"))
-            yield from indented(rows)
-            yield "until_release = first + max(tl.cdiv(end - first, BLOCK_N) - release, 0) * BLOCK_N"
-            yield "if EARLY:"
-            yield "    if release == 0:"
-            yield "        until_release = first"
-        else:
-            yield from rows
-        yield "for start in tl.range(first, end, BLOCK_N, num_stages=STAGES):"
-        yield "    columns = start + tl.arange(0, BLOCK_N).to(INDEX)"
-        yield f"    columns = tl.where(columns < end, columns, {n})"
-        yield "    cols = columns[:, None]"
-        for contraction in group.contractions:
-            k = self.contracted_axis(contraction)
-            address = self.at(self.region.operand_index[contraction.right], {"b": "batch", n: "cols", k: "ks"})
-            yield f"    w_{contraction.name} = {load(address, _mask(f'(cols < {n})', f'(ks < {k})'))}"
-        if self.chained:
-            yield "    if EARLY:  # the first weights are on their way"
-            yield "        if start == first:"
-            yield "            gdc_wait()"
-            yield from indented(rows, 3)
-            yield "    if start == until_release:"
-            yield "        gdc_launch_dependents()"
-        lefts = [left for left, _ in _by_left(group)]
-        for contraction in group.contractions:
-            for row in range(self.rows):
-                product = f"w_{contraction.name}.to({type}) * x{lefts.index(contraction.left)}_{row}"
-                yield f"    {value(contraction.name)}_{row} = tl.sum({product}, axis=1)[None, :]"
-        yield "    if end > first:  # always: what is read here is not read ahead"
-        yield from indented(self.loads(group, "columns[None, :]"), 2)
-        for row in range(self.rows):
-            sums = [f"{value(c.name)}_{row}" for c in group.contractions]
-            yield from indented([self.call(f"epilogue_{n}", group, f"row{row}", "columns[None, :]", sums)], 2)
-
-    def row_names(self, group: Group) -> list[str]:
-        """Names of the rows that `stream` keeps, for each left operand."""
-        return [f"x{number}_{row}" for number in range(len(_by_left(group))) for row in range(self.rows)]
-
-    def rows_of(self, group: Group, type: str) -> Iterator[str]:
-        """The rows, read and normalised."""
-        for number, (left, contractions) in enumerate(_by_left(group)):
-            k = self.contracted_axis(contractions[0])
-            before = prologue_of(self.region, contractions[0])
-            for row in range(self.rows):
-                mask = f"(ks < {k}) & (row{row} < m)" if row else f"ks < {k}"
-                index, x = {"b": "batch", "m": f"row{row}", k: "ks"}, f"x{number}_{row}"
-                if before:
-                    yield from prologue.started(before, "[1, BLOCK_K]", type)
-                    yield from prologue.in_loop(self, before, x, index, mask, type)
-                    yield from prologue.scale(self, before, "scale", "1", type)
-                    yield f"{x} = {x} * scale"
-                else:
-                    yield f"{x} = {load(self.at(self.region.operand_index[left], index), mask)}.to({type})"
 
     def gemv(self, group: Group) -> Iterator[str]:
         """Whole rows of the weight, multiplied and added without tensor cores."""
@@ -428,18 +342,20 @@ class _Module(Writer):
             yield "    if start == until_release:"
             yield "        gdc_launch_dependents()"
 
-    def start(self, group: Group, column: str, *, split: bool, columns: str = "") -> Iterator[str]:
+    def start(self, group: Group, column: str, *, split: bool) -> Iterator[str]:
         """Of a chained kernel: what it does before the kernel ahead has ended, and the wait for that."""
         if not self.chained:
             return
         n = group.column
+        yield "if release < 0:"
+        yield "    gdc_launch_dependents()"
         yield "if prefetch > 0:"
         for contraction in group.contractions:
             right, k = self.region.operand_index[contraction.right], self.contracted_axis(contraction)
             if split:
                 yield from indented(_part_of(k))
             address = self.at(right, {"b": "batch", n: column, k: "begin" if split else "0"})
-            columns = columns or f"min(BLOCK_N, {n} - {column})"
+            columns = f"min(BLOCK_N, {n} - {column})"
             span = "end - begin" if split else k
             yield f"    bring({address}, {self.name(Stride(right, n))}, {columns}, {span}, prefetch)"
         yield "gdc_wait()"

@@ -15,10 +15,10 @@ class Config:
     """A form of kernel and its constants.
 
     Attributes:
-        form: `stream`, `gemv`, `gemm` or `attention` (see codegen.py).
-        block_m: rows of a tile. For `stream` and `gemv`: the rows that it computes, at least m.
+        form: `gemv`, `gemm` or `attention` (see codegen.py).
+        block_m: rows of a tile. For `gemv`: the rows that it computes, at least m.
         block_n: columns of a tile; for `attention` keys that are read at once.
-        block_k: step along k; for `stream` and `attention` all of it, or more.
+        block_k: step along k; for `attention` all of it.
         warps: warps of a program.
         stages: steps along k that are loaded ahead.
         split_k: programs that share the sum over k of one tile, or the keys of one batch.
@@ -26,10 +26,8 @@ class Config:
         swap: the tile is computed as its transpose, with the weight on the left.
         chained: programmatic dependent launch (NVIDIA, since Hopper): the kernel starts before the one ahead has ended.
         prefetch: bytes of each column of the weights that a chained kernel has brought to L2 before it waits for the one ahead.
-        release: when a chained kernel lets the next one start: so many steps of its loop before its end, at 0 once it has waited.
-            Not before that, so that whoever reads early (below) finds all done that came before this kernel.
-        early: of `stream`, chained: weights are read before the kernel ahead has ended, where nothing in the graph writes them.
-        programs: for `stream`: programs of each multiprocessor.
+        release: when a chained kernel lets the next one start: so many steps along k before its end; at 0 once it has waited
+            itself, at -1 at its start.
         block_o: for `attention`: width of the values, or more.
         rows: for `attention`: rows of a tile that are there, or more.
     """
@@ -46,19 +44,15 @@ class Config:
     chained: bool = False
     prefetch: int = 0
     release: int = 0
-    early: bool = False
-    programs: int = 0
     block_o: int = 0
     rows: int = 0
 
     def __str__(self) -> str:
         parts = [self.form, f"{self.block_m}x{self.block_n}x{self.block_k}", f"warps {self.warps}", f"stages {self.stages}"]
         parts += [f"split {self.split_k}"] if self.split_k > 1 else []
-        parts += [f"programs {self.programs}"] if self.programs else []
         parts += [f"group {self.group_m}"] if self.group_m != 8 else []
         parts += ["swapped"] if self.swap else []
         parts += [f"chained {self.prefetch} {self.release}"] if self.chained else []
-        parts += ["early"] if self.early else []
         return " ".join(parts)
 
 
@@ -70,7 +64,6 @@ class Problem:
         m: rows.
         columns: columns of each group.
         k: size of the contracted axis (the smallest, if there are several).
-        longest: size of the contracted axis, the largest, if there are several and a kernel may keep it whole; else 0.
         batch: products in the batch.
         element: bytes of an element of the operands, the wider of the two.
         along_k: the weights lie along k.
@@ -86,7 +79,6 @@ class Problem:
     along_k: bool = True
     contractions: int = 1
     whole_k: bool = False
-    longest: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +102,6 @@ class Rule:
         contractions: most contractions of a group.
         columns: most columns for each multiprocessor, with those of all groups and of the whole batch.
         k: largest k.
-        whole_k: whether each program must read the whole contracted axis, if that matters.
     """
 
     rows: float
@@ -120,31 +111,20 @@ class Rule:
     contractions: float = inf
     columns: float = inf
     k: float = inf
-    whole_k: bool | None = None
-
-    def serves(self, problem: Problem) -> bool:
-        """Whether its kernel computes a call, and can be fast."""
-        whole = self.config.form != "stream" or 0 < problem.longest <= self.config.block_k
-        return problem.m <= self.rows and self.along_k in (None, problem.along_k) and whole
 
     def holds(self, problem: Problem, device: Device) -> bool:
         """Whether it is for a call."""
         return (
-            self.serves(problem)
+            problem.m <= self.rows
+            and self.along_k in (None, problem.along_k)
             and problem.contractions <= self.contractions
             and problem.batch * sum(problem.columns) <= self.columns * device.multiprocessors
             and problem.k <= self.k
-            and self.whole_k in (None, problem.whole_k)
         )
 
 
 def _gemv(rows: int, block_n: int, block_k: int, warps: int, stages: int, **limits: Any) -> Rule:
     return Rule(rows, Config("gemv", rows, block_n, block_k, warps, stages), along_k=True, **limits)
-
-
-def _stream(rows: int, block_n: int, block_k: int, warps: int, stages: int, programs: int, **limits: Any) -> Rule:
-    """For k up to `block_k`; with less k, a tile has more columns."""
-    return Rule(rows, Config("stream", rows, block_n, block_k, warps, stages, programs=programs), along_k=True, **limits)
 
 
 def _gemm(
@@ -153,19 +133,15 @@ def _gemm(
     return Rule(rows, Config("gemm", *tile, warps, stages, swap=swap), splits, **limits)
 
 
-def _chained(rule: Rule, prefetch: int = 0, release: int = 0, *, early: bool = False) -> Rule:
-    return replace(rule, config=replace(rule.config, chained=True, prefetch=prefetch, release=release, early=early))
+def _chained(rule: Rule, prefetch: int = 0, release: int = 0) -> Rule:
+    return replace(rule, config=replace(rule.config, chained=True, prefetch=prefetch, release=release))
 
 
 #: (architecture, bytes of an element) -> rules. Architectures are looked up by the longest prefix of their name.
 TABLES: dict[tuple[str, int], tuple[Rule, ...]] = {
     # H200: the best, within two per cent, of what benchmarks/gpu_decode.py --sweep measured with 1, 4, 16 and 64 rows. A limit
     # of 32 columns stands for 4096 of them, 64 for 6144, none for 14336. Tiles for 32 rows are between their neighbours'.
-    # A norm before one row is computed once for each program: 2 µs less than in `gemv`, which computes it for each tile.
     ("sm_90", 2): (
-        _chained(_stream(1, 2, 4096, 4, 3, 3, contractions=1, whole_k=True), early=True),
-        _chained(_stream(1, 1, 4096, 4, 3, 3, whole_k=True), early=True),
-        _chained(_stream(1, 1, 8192, 8, 3, 2, whole_k=True), early=True),
         _chained(_gemv(1, 8, 512, 4, 3, contractions=1, columns=32), 1024, 2),
         _chained(_gemv(1, 4, 1024, 4, 5, contractions=1), 2048, 0),
         _chained(_gemv(1, 4, 1024, 4, 5, columns=64, k=8192), 1024, 4),
@@ -288,23 +264,21 @@ def neighbours(device: Device, problem: Problem) -> list[Config]:
         fitted(replace(rule.config, split_k=_splits(rule, problem, device)), problem, device)
         for rows in steps
         for rule in table
-        if rule.rows == rows and rule.serves(problem)
+        if rule.rows == rows and rule.along_k in (None, problem.along_k)
     ]
     own = choose(device, problem)
     return [config for config in dict.fromkeys(likely) if config != own][:_MOST_MEASURED]
 
 
 #: Largest value of each constant. Blocks, warps and splits are powers of two.
-_LIMITS = {"block_m": 512, "block_n": 512, "block_k": 1 << 15, "warps": 32, "split_k": 64}
-_OTHER_LIMITS = {"stages": (1, 16), "group_m": (1, 1024), "prefetch": (0, 1 << 16), "release": (0, 1024), "programs": (0, 32)}
+_LIMITS = {"block_m": 512, "block_n": 512, "block_k": 8192, "warps": 32, "split_k": 64}
+_OTHER_LIMITS = {"stages": (1, 16), "group_m": (1, 1024), "prefetch": (0, 1 << 16), "release": (-1, 1024)}
 
 
 def check(config: Config) -> None:
     """Raise ValueError where no kernel has such constants."""
-    if config.form not in ("stream", "gemv", "gemm"):
-        raise ValueError(f"form is {config.form!r}: expected 'stream', 'gemv' or 'gemm'")
-    if (config.programs > 0) != (config.form == "stream"):
-        raise ValueError(f"programs is {config.programs}: expected a positive number for 'stream', 0 for others")
+    if config.form not in ("gemv", "gemm"):
+        raise ValueError(f"form is {config.form!r}: expected 'gemv' or 'gemm'")
     for name, most in _LIMITS.items():
         value = getattr(config, name)
         if not 0 < value <= most or value & (value - 1):
@@ -336,10 +310,7 @@ def _splits(rule: Rule, problem: Problem, device: Device) -> int:
 
 
 def fitted(config: Config, problem: Problem, device: Device) -> Config:
-    """With as many stages as fit into shared memory, and of what is kept whole no more than there is."""
-    if config.form == "stream":
-        block_k = max(128, 1 << (problem.longest - 1).bit_length())
-        config = replace(config, block_k=block_k, block_n=max(1, config.block_n * config.block_k // block_k))
+    """With as many stages as fit into shared memory."""
     rows = config.block_m if config.form == "gemm" else 0
     stage = (rows + problem.contractions * config.block_n) * config.block_k * problem.element
     return replace(config, stages=max(1, min(config.stages, device.shared // stage)))
@@ -349,8 +320,6 @@ def smaller(config: Config) -> Config | None:
     """The next one to try where a kernel needs more than the device has, or None."""
     if config.stages > 1:
         return replace(config, stages=config.stages - 1)
-    if config.form == "stream":
-        return replace(config, block_n=config.block_n // 2) if config.block_n > 1 else None
     if config.form == "attention":
         return replace(config, block_n=config.block_n // 2) if config.block_n > 16 else None
     if config.block_k > 16:

@@ -10,7 +10,7 @@ import linecache
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from math import prod
 from types import ModuleType
@@ -30,7 +30,7 @@ from postlude.targets.aten.interpreter import axis_sizes, batch_shape
 from postlude.targets.planned import ALIGNMENT, Launch, PlannedKernel
 from postlude.targets.triton import configs
 from postlude.targets.triton.attention import Softmax, softmax_of
-from postlude.targets.triton.codegen import CHAINED, CONSTANTS, WORKSPACE, Source, generate
+from postlude.targets.triton.codegen import CHAINED, CONSTANTS, Source, generate
 from postlude.targets.triton.configs import Config, Device, Problem
 from postlude.targets.triton.cuda_driver import DriverLaunch, cuda_launch
 from postlude.targets.triton.layout import Extension, extensions, reach
@@ -43,13 +43,11 @@ _WIDE = 2**31 - 2**20
 class Kernel(PlannedKernel):
     """The kernels of one Region: callable with operands and results, for any shapes.
 
-    `config` is taken for all calls instead of the tables' choice, for measurements and tests. `steady` are positions of operands
-    that the kernel ahead in the stream never writes, so that they may be read before it has ended.
+    `config` is taken for all calls instead of the tables' choice, for measurements and tests.
     """
 
-    def __init__(self, region: Region, config: Config | None = None, steady: Sequence[int] = ()) -> None:
+    def __init__(self, region: Region, config: Config | None = None) -> None:
         super().__init__()
-        self.steady = all(region.operand_index[c.right] in steady for c in region.contractions)
         self.region = region
         self.config = config
         self.softmax = softmax_of(region)
@@ -71,9 +69,7 @@ class Kernel(PlannedKernel):
         call = _Call(region, tensors, layouts, sizes, precision)  # type: ignore[arg-type]
         device = call.device()
         config = self.config or (call.attention(device, self.softmax) if self.softmax else configs.choose(device, call.problem()))
-        if config.early and not self.steady:
-            config = replace(config, early=False)
-        if (reason := self._mismatch(config, sizes)) is not None:
+        if (reason := self._mismatch(config, sizes["m"])) is not None:
             raise self._refusal(device, config, reason)
         try:
             return _largest_that_fits(call, config)
@@ -83,17 +79,11 @@ class Kernel(PlannedKernel):
     def _refusal(self, device: Device, config: Config, reason: str) -> KernelBuildError:
         return KernelBuildError(f"<{module_name(generate(self.region).text)}>", f"triton for {device.arch}, {config}", reason)
 
-    def _mismatch(self, config: Config, sizes: dict[str, int]) -> str | None:
+    def _mismatch(self, config: Config, m: int) -> str | None:
         """Why a configuration is not one of this Region, or None."""
         if (config.form == "attention") != (self.softmax is not None):
             return "the Region is of another form"
-        if config.form == "stream" and self.region.batched:
-            return "the Region is a batch of products"
-        if config.form == "stream" and config.block_k < max(
-            sizes[self.region.contraction_axes(c)[0]] for c in self.region.contractions
-        ):
-            return f"it multiplies no more than {config.block_k} of k"
-        if config.form in ("stream", "gemv") and config.block_m < sizes["m"]:
+        if config.form == "gemv" and config.block_m < m:
             return f"it computes no more than {config.block_m} rows"
         if (
             config.split_k > 1
@@ -175,7 +165,6 @@ def constants_of(config: Config, *, even_k: bool, index: Any, precision: str) ->
         "SWAP": config.swap,
         "PRECISION": precision,
         "EVEN_K": even_k,
-        "EARLY": config.early,
         "INDEX": index,
     }
     return {name: values[name] for name in CONSTANTS[config.form]}
@@ -206,17 +195,15 @@ class _Call:
         ]
         contracted, column = region.contraction_axes(first)
         right = self.layouts[region.operand_index[first.right]]
-        lengths = [self.sizes[region.contraction_axes(c)[0]] for c in region.contractions]
         return Problem(
             m=self.sizes["m"],
             columns=tuple(self.sizes[group.column] for group in region.groups),
-            k=min(lengths),
+            k=min(self.sizes[region.contraction_axes(c)[0]] for c in region.contractions),
             batch=self.sizes["b"],
             element=max(operand.dtype.itemsize for operand in multiplied),
             along_k=right[contracted].step == 1 or right[column].step != 1,
             contractions=max(len(group.contractions) for group in region.groups),
             whole_k=any(c.left not in region.operand_index for c in region.contractions),
-            longest=0 if region.batched else max(lengths),
         )
 
     def attention(self, device: Device, softmax: Softmax) -> Config:
@@ -231,11 +218,13 @@ class _Call:
     def plan(self, config: Config) -> Launch:
         """Compile, or find compiled; what to launch."""
         split = frozenset((t, axis) for t, layout in enumerate(self.layouts) for axis, e in layout.items() if e.inner)
-        rows = config.block_m if config.form in ("stream", "gemv") else 1
+        rows = config.block_m if config.form == "gemv" else 1
         source, module = load_module(self.region, rows, split, config.chained)
         integers = self.integers(source, config)
         constants = self.constants(config)
-        grid = self.grid(config)
+        blocks = -(-self.sizes["m"] // config.block_m) * config.split_k if config.form != "gemv" else 1
+        tiles = [-(-self.sizes[group.column] // config.block_n) for group in self.region.groups]
+        grid = self.sizes["b"] * blocks * (1 if config.form == "attention" else sum(tiles))
         workspace = None
         if config.split_k > 1:
             accumulate = max((c.accumulate for c in self.region.contractions), key=lambda dtype: dtype.itemsize)
@@ -246,23 +235,12 @@ class _Call:
         if config.chained:
             options["launch_pdl"] = True
         function = getattr(module, config.form)
-        plain = _Plain(function, grid, workspace, bool(WORKSPACE[config.form]), integers, constants, options)
-        if config.early and not waits_for_all_but(len(self.region.contractions), config, plain.compiled(self.tensors)):
-            return self.plan(replace(config, early=False))
+        plain = _Plain(function, grid, workspace, config.form != "gemv", integers, constants, options)
         return direct(plain, self.tensors) or plain
-
-    def grid(self, config: Config) -> int:
-        """Programs."""
-        groups = self.region.groups
-        tiles = [-(-self.sizes[group.column] // config.block_n) for group in groups]
-        if config.form == "stream":
-            return max(len(groups), min(config.programs * self.device().multiprocessors, sum(tiles)))
-        blocks = -(-self.sizes["m"] // config.block_m) * config.split_k if config.form != "gemv" else 1
-        return self.sizes["b"] * blocks * (1 if config.form == "attention" else sum(tiles))
 
     def integers(self, source: Source, config: Config) -> list[int]:
         """The integer arguments."""
-        values = [config.split_k] if WORKSPACE[config.form] else []
+        values = [config.split_k] if config.form != "gemv" else []
         if config.chained and CHAINED[config.form]:
             values += [config.prefetch if self.can_prefetch() else 0, config.release]
         values += [self.sizes[axis] for axis in source.sizes]
@@ -305,30 +283,10 @@ class _Plain:
             extra = self.workspace.tensors(_stream(tensors[0].device)) if self.workspace else self.nothing
             self.function[(self.grid,)](*tensors, *extra, *self.integers, **self.constants, **self.options)
 
-    def compiled(self, tensors: Sequence[Tensor]) -> Any:
-        """The kernel, compiled for such tensors; None under the interpreter."""
-        if not isinstance(self.function, JITFunction):
-            return None
-        types = self.workspace.types if self.workspace else self.nothing
-        return self.function.warmup(*tensors, *types, *self.integers, grid=(self.grid,), **self.constants, **self.options)
-
     @property
     def nothing(self) -> tuple[None, ...]:
         """What stands in the place of a workspace where k is not split."""
         return (None, None) if self.takes_workspace and not self.workspace else ()
-
-
-def waits_for_all_but(weights: int, config: Config, compiled: Any) -> bool:
-    """Whether a compiled kernel reads tiles of so many weights, and nothing else, before it waits for the kernel ahead.
-
-    Triton's pipeliner moves loads ahead of the loop. The source lets it move those of weights alone; this proves that it did so.
-    The text of Triton's IR is in the order in which it runs.
-    """
-    before, wait, _ = compiled.asm["ttgir"].partition("griddepcontrol.wait") if compiled is not None else ("", "", "")
-    copies = [line for line in before.splitlines() if "async_copy_global_to_local" in line]
-    tile = f"tensor<{config.block_n}x{config.block_k}x"
-    expected = len(copies) <= weights * config.stages and all(tile in line for line in copies)
-    return bool(wait) and expected and "tt.load" not in before
 
 
 def direct(plain: _Plain, tensors: Sequence[Tensor]) -> Launch | None:
@@ -337,10 +295,13 @@ def direct(plain: _Plain, tensors: Sequence[Tensor]) -> Launch | None:
     Raises:
         OutOfResources: the kernel needs more shared memory or registers than the device has.
     """
-    compiled = plain.compiled(tensors)
-    if compiled is None:
+    if not isinstance(plain.function, JITFunction):
         return None
     workspace = plain.workspace
+    types = workspace.types if workspace else plain.nothing
+    compiled: Any = plain.function.warmup(
+        *tensors, *types, *plain.integers, grid=(plain.grid,), **plain.constants, **plain.options
+    )
     try:
         run, function, metadata = compiled.run, compiled.function, compiled.packed_metadata
         driver = triton.runtime.driver.active

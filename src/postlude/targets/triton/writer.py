@@ -46,7 +46,7 @@ class Writer:
 
     Args:
         region: the Region.
-        rows: rows that the `stream` and `gemv` kernels compute.
+        rows: rows that the `gemv` kernel computes.
         split: (tensor, axis) pairs of which the axis stands for dimensions that no single stride describes.
         chained: whether kernels start before the kernel ahead in the stream has ended.
     """
