@@ -45,6 +45,9 @@ bench: $(VENV)/.bench
 	$(BIN)/python benchmarks/cpu_minilm.py --result cpu_minilm $(FLAGS)
 	$(BIN)/python benchmarks/compile_time.py --result compile_time
 	$(BIN)/python benchmarks/call_overhead.py --result call_overhead
+	$(BIN)/python benchmarks/accuracy.py --seeds 12 --result accuracy
+	$(BIN)/python benchmarks/accuracy.py --generation --seeds 40 --result accuracy_generation
+	$(BIN)/python benchmarks/tuned_zoo.py --result tuned_zoo
 
 bench-gpu: $(VENV)/.bench $(VENV)/.cuda
 	$(BIN)/python benchmarks/gpu_gemm.py --out benchmarks/results/gpu_gemm.json $(FLAGS)

@@ -126,6 +126,8 @@ class _Run:
         self.progress = progress
         self.device = _device(sets, state)
         self.training = wants_gradients(function, sets, state)
+        #: What measures compile times where another process can load the model.
+        self.processes: startup.Processes | None = None
         self.calls: dict[str, Callable[..., Any]] = {EAGER: function}
         #: Outputs and gradients of the first run, by side and set of inputs.
         self.tensors: dict[str, list[dict[str, Tensor]]] = {}
@@ -145,6 +147,11 @@ class _Run:
         """All steps in order."""
         self.eager()
         with ExitStack() as after:
+            if self.target and compile_times:
+                forks = not torch.cuda.is_available()
+                self.processes = after.enter_context(
+                    startup.Processes(self.target, self.settings, torch.get_num_threads(), forks=forks)
+                )
             for side in (INDUCTOR, POSTLUDE):
                 if compile_times:
                     # What was compiled there is not compiled again: here, nor for the Regions one by one.
@@ -214,8 +221,8 @@ class _Run:
                 break
 
     def _first_call(self, side: str, variables: dict[str, str]) -> float:
-        if self.target:
-            return startup.in_a_process(self.target, side, self.settings, torch.get_num_threads(), variables)
+        if self.processes is not None:
+            return self.processes.seconds(side, variables)
         self.state.rewind()
         with startup.environment(variables):
             return startup.first_call(
