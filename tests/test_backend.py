@@ -14,9 +14,12 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch._dynamo.exc import BackendCompilerFailed
 from torch._dynamo.utils import counters
+from torch._inductor.custom_graph_pass import CustomGraphPass
 
 import postlude
+from postlude.backend import JointPass, RegionPass
 from postlude.errors import OptionError
+from postlude.options import Options
 
 
 class Block(nn.Module):
@@ -202,8 +205,6 @@ def test_cpp_wrapper() -> None:
 
 
 def test_a_pass_of_the_users_own_still_runs() -> None:
-    from torch._inductor.custom_graph_pass import CustomGraphPass
-
     seen = []
 
     class Own(CustomGraphPass):
@@ -214,9 +215,38 @@ def test_a_pass_of_the_users_own_still_runs() -> None:
             return "own"
 
     x = torch.randn(4, 4)
-    with torch._inductor.config.patch(post_grad_custom_pre_pass=Own(), force_disable_caches=True):
-        torch.compile(lambda x: torch.relu(x @ x), backend="postlude")(x)
-    assert seen
+    for place in ("post_grad_custom_pre_pass", "joint_custom_pre_pass"):
+        seen.clear()
+        torch._dynamo.reset()
+        with torch._inductor.config.patch({place: Own(), "force_disable_caches": True}):
+            torch.compile(lambda x: torch.relu(x @ x), backend="postlude")(x)
+        assert seen
+
+
+def test_a_pass_that_can_not_be_cached_is_not() -> None:
+    class Own(CustomGraphPass):
+        def __call__(self, graph: torch.fx.Graph) -> None:
+            pass
+
+        def uuid(self) -> None:
+            return None
+
+    regions = RegionPass(Options())
+    assert regions.uuid() == RegionPass(Options()).uuid()
+    assert regions.uuid() != RegionPass(Options(rounding="eager")).uuid()
+    assert JointPass(regions).uuid() is not None
+    assert RegionPass(Options(), Own()).uuid() is None
+    assert JointPass(regions, Own()).uuid() is None
+    assert JointPass(RegionPass(Options(), Own())).uuid() is None
+
+
+def test_masks_are_looked_for_while_forward_and_backward_are_one_graph(monkeypatch: pytest.MonkeyPatch) -> None:
+    names: list[list[str]] = []
+    monkeypatch.setattr("postlude.backend.drop_masks", lambda graph: names.append([node.name for node in graph.nodes]))
+    x = torch.randn(4, 4, requires_grad=True)
+    with torch._inductor.config.patch(force_disable_caches=True):
+        torch.compile(lambda x: torch.relu(x @ x), backend="postlude")(x).sum().backward()
+    assert any({"primals_1", "tangents_1", "relu"} <= set(graph) for graph in names)
 
 
 # Bad input.

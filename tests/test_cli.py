@@ -11,9 +11,9 @@ from torch._inductor.exc import InductorError
 from typer.testing import CliRunner
 
 from postlude import cli, console, doctor
-from postlude.cli import TargetNotFound
 from postlude.demo.run import describe
 from postlude.demo.timing import Timing, geometric_mean, interleave
+from postlude.errors import TargetNotFound
 
 if TYPE_CHECKING:
     from pathlib import Path

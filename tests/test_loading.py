@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from postlude.loading import TargetNotFound, load
+from postlude.errors import TargetNotFound
+from postlude.loading import load
 
 SCRIPT = """
 import torch

@@ -10,14 +10,14 @@ from torch import Tensor, nn
 from torch._inductor.utils import fresh_cache
 
 from postlude.capture import Captured
-from postlude.errors import KernelBuildError
+from postlude.errors import KernelBuildError, MeasurementFailed
 from postlude.report import collecting
 from postlude.select import measure as measure_module
 from postlude.select import tune
 from postlude.select.choice import UNFUSED
 from postlude.select.entry import Entry, Measured
 from postlude.select.knowledge import forget, knowledge
-from postlude.select.measure import Measurement, MeasurementFailed
+from postlude.select.measure import Measurement
 from postlude.select.variants import Variant
 from tests.test_backend import Block
 

@@ -143,19 +143,36 @@ def test_a_budget_keeps_what_was_measured(script: str, monkeypatch: pytest.Monke
     assert "1 measured now, 3 were known" in run("tune", script).stdout  # it goes on from there
 
 
-def test_a_budget_that_ends_before_anything_is_measured_is_too_small(script: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    def end() -> None:
-        session = tune.session()
-        assert session is not None
-        session.deadline = time.monotonic()
+def test_every_run_measures_something_however_small_its_budget(script: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tune, "measure", after(0, lambda: None))
+    for known in range(3):
+        result = run("tune", script, "--budget", "0.01s")  # less than the first compilation takes
+        assert result.exit_code == 0, result.output
+        assert f"1 measured now, {known} were known" in result.stdout
+        assert "Run the same again to go on" in flat(result.stderr)
+        assert "dynamo_pgo" not in result.output
 
-    monkeypatch.setattr(tune, "measure", after(0, end))
-    result = run("tune", script, "--budget", "1h")
+
+def test_who_waits_for_another_process_waits_no_longer_than_the_budget(
+    script: str, tuning_database: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tune, "measure", pytest.fail)
+    with tune.measuring(torch.device("cpu")):
+        result = run("tune", script, "--budget", "0.01s")
     assert result.exit_code == 0, result.output
     assert "0 measured now" in result.stdout
-    assert "Give a larger one" in flat(result.stderr)
-    assert "Run the same again" not in flat(result.stderr)
-    assert "dynamo_pgo" not in result.output
+    assert "another process was measuring" in flat(result.stderr)
+
+
+def test_more_sets_of_inputs_than_dynamo_compiles_for_one_function(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its limit is 8, and modules of torch itself share one code object with all others."""
+    monkeypatch.setattr(tune, "measure", measured(1e-6, 2e-6))
+    (tmp_path / "sets.py").write_text(
+        "import torch\nfrom torch import nn\n\ndef target():\n"
+        "    return nn.Sequential(nn.Linear(8, 8), nn.ReLU()).eval(), [(torch.randn(2 ** (i + 1), 8),) for i in range(10)]\n"
+    )
+    result = run("tune", str(tmp_path / "sets.py"))
+    assert "10 measured now" in result.stdout, result.output
 
 
 def test_an_interrupt_keeps_what_was_measured(script: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -363,8 +380,20 @@ def test_an_export_without_entries_is_told(tmp_path: Path, tuning_database: Path
 
 
 def test_a_corrupt_database_is_moved_aside_by_a_command_too(tuning_database: Path) -> None:
-    tuning_database.write_text("not a database" * 100)
+    knowledge().put(entry(0))
+    content = tuning_database.read_bytes()
+    tuning_database.write_bytes(b"no database, " + content[13:])
     result = run("db", "list")
     assert result.exit_code == 0
     assert "was corrupt" in result.stderr
     assert list(tuning_database.parent.glob("*corrupt*"))
+
+
+def test_a_file_that_is_not_ours_is_a_clear_error_of_every_command(tuning_database: Path, tmp_path: Path) -> None:
+    tuning_database.write_text("What I must not forget")
+    (tmp_path / "one.jsonl").write_text(entry().to_json())
+    for command in (("list",), ("export", str(tmp_path / "out")), ("import", str(tmp_path / "one.jsonl")), ("prune", "--all")):
+        result = run("db", *command)
+        assert result.exit_code == 1
+        assert "it is no tuning database of Postlude's, and was left as it is" in result.stderr
+    assert tuning_database.read_text() == "What I must not forget"

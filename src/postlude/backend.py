@@ -61,7 +61,8 @@ class RegionPass(_Aware):
             self.first(graph, is_inference)
         elif self.first is not None:
             self.first(graph)
-        self._prepare(graph)
+        for rewrite in (share_heads, drop_masks, expand_outer_products):
+            self.attempt(rewrite, graph)
         session = tune.session()
         with session.graph(count_gemms(graph)) if session else nullcontext():
             captured: list[Captured] = capture(graph, self.options.capture_settings(), self.judge(is_inference))
@@ -81,12 +82,10 @@ class RegionPass(_Aware):
         """Called with the rewritten graph, and with what became of each of its GEMMs."""
         collect(captured, is_inference)
 
-    def _prepare(self, graph: Graph) -> None:
-        """What attention need not read goes, and what is no product of matrices."""
+    def attempt(self, rewrite: Callable[[Graph], object], graph: Graph) -> None:
+        """Rewrite what attention need not read, or what is no product of matrices."""
         try:
-            share_heads(graph)
-            drop_masks(graph)
-            expand_outer_products(graph)
+            rewrite(graph)
         except Exception as error:  # the user's model must not fail for a fault of ours
             if self.options.fuse_all:
                 raise
@@ -98,14 +97,44 @@ class RegionPass(_Aware):
 
     def uuid(self) -> Any:
         """Changes with the options, with every source file of the package, and with what is known of Regions."""
-        first = self.first.uuid() if isinstance(self.first, CustomGraphPass) else None
-        if self.first is not None and not first:
-            return None  # Inductor's sign for "do not cache"
+        return _uuid_with(self.first, self._own_uuid)
+
+    def _own_uuid(self) -> str:
         known = knowledge()
         if self.options.tune:
             known.prepare()  # graphs are found again only beside the database that they were measured for
-        parts = (source_digest(), self.options.key(), self.chains, _targets(), known.digest(), first)
+        parts = (source_digest(), self.options.key(), self.chains, _targets(), known.digest())
         return hashlib.sha256(repr(parts).encode()).hexdigest()
+
+
+class JointPass(CustomGraphPass):
+    """Inductor's pass over forward and backward in one graph, before they are parted.
+
+    Here a mask is still computed beside the attention that reads it, and beside that attention's gradient. Once it is saved for
+    the backward graph, nothing there tells what it is.
+    """
+
+    def __init__(self, regions: RegionPass, first: Any = None) -> None:
+        self.regions = regions
+        self.first = first
+
+    def __call__(self, graph: Graph) -> None:
+        """Rewrite `graph` in place."""
+        if self.first is not None:
+            self.first(graph)
+        self.regions.attempt(drop_masks, graph)
+
+    def uuid(self) -> Any:
+        """As that of the other pass."""
+        return _uuid_with(self.first, self.regions.uuid)
+
+
+def _uuid_with(first: Any, own: Callable[[], Any]) -> Any:
+    """The `uuid` of a pass behind a user's: None, Inductor's sign for "do not cache", if that has none."""
+    theirs = first.uuid() if isinstance(first, CustomGraphPass) else None
+    if first is not None and not theirs:
+        return None
+    return hashlib.sha256(repr((known, theirs)).encode()).hexdigest() if (known := own()) else None
 
 
 def _is_inference() -> bool:
@@ -183,11 +212,15 @@ def compile_graph(
         # Freezing would turn linears into oneDNN's packed ones before our pass sees them. Ours are packed too.
         config["cpp.weight_prepack"] = False
         own = replace(own, freeze=True)
-    first = config.get("post_grad_custom_pre_pass", inductor_config.post_grad_custom_pre_pass)
-    region_pass = config["post_grad_custom_pre_pass"] = make_pass(own, first)
+
+    def configured(name: str) -> Any:
+        return config.get(name, getattr(inductor_config, name))
+
+    config["post_grad_custom_pre_pass"] = regions = make_pass(own, configured("post_grad_custom_pre_pass"))
+    config["joint_custom_pre_pass"] = JointPass(regions, configured("joint_custom_pre_pass"))
     if _PDL not in config:
         config[_PDL] = inductor_config.triton.enable_pdl  # back to it when a graph is compiled
-        region_pass.chains = True
+        regions.chains = True
     compiled: Any = compile_fx(model, inputs, config_patches=config, **keywords)
     return compiled  # type: ignore[no-any-return]
 

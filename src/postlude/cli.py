@@ -21,8 +21,8 @@ from postlude import tuning_commands
 from postlude.bench.command import bench
 from postlude.checking.command import check
 from postlude.console import clear_errors, messages, output
-from postlude.errors import PostludeError
-from postlude.loading import TargetNotFound, load
+from postlude.errors import PostludeError, TargetNotFound
+from postlude.loading import load
 
 if TYPE_CHECKING:
     from postlude.demo.run import Report

@@ -79,3 +79,118 @@ class ReportNotWritten(PostludeError):
         super().__init__(
             f"The report could not be written to {path}: {reason}. Name a file in a folder that exists and is writable."
         )
+
+
+class TargetNotFound(PostludeError):
+    """What a command was asked to work on can't be had."""
+
+    def __init__(self, target: str, reason: str) -> None:
+        super().__init__(
+            f"Cannot use {target!r}: {reason}. Expected package.module:name or path/to/file.py:name, where calling name()"
+            " returns the model or function and the arguments to call it with, or a list of several sets of arguments, each"
+            " a tuple or a dict: return model, x  or  return model, [(x,), {'x': longer}]"
+        )
+
+
+class CheckError(PostludeError):
+    """There is nothing to check, or the model fails by itself."""
+
+
+class CaseError(PostludeError):
+    """A size, an epilogue or a line of a CSV that says nothing that could be measured."""
+
+
+class DatabaseUnusable(PostludeError):
+    """The tuning database can't be read or written."""
+
+    def __init__(self, path: object, reason: object) -> None:
+        super().__init__(
+            f"{path} can't be used: {reason}. A tuning database that this user may read and write was expected; set"
+            " POSTLUDE_TUNING_DB to use another file, or POSTLUDE_CACHE_DIR to move all caches."
+        )
+
+
+class FileUnusable(PostludeError):
+    """A file that entries should come from or go to can't be read or written."""
+
+    def __init__(self, path: object, reason: object, expected: str) -> None:
+        super().__init__(f"{path} can't be used: {reason}. Name {expected}.")
+
+
+class MeasurementFailed(PostludeError):
+    """Nothing could be measured: Inductor's code for the nodes, with which all is compared, did not run, or memory was short."""
+
+    def __init__(self, error: BaseException) -> None:
+        super().__init__(f"it could not be measured: {type(error).__name__}: {error}")
+
+
+class ToolchainRefused(PostludeError):
+    """The installed CuTe DSL or QuACK does not compile kernels that compute what they should."""
+
+    def __init__(self, reason: str, installed: str, tested: str) -> None:
+        super().__init__(
+            f"The CUDA kernels of this installation ({installed}) failed their self-test: {reason}. Versions that were tested:"
+            f" {tested}. Install those: pip install 'postlude[cuda]'. Until then the `cute` target is not used."
+        )
+
+
+class SpecError(PostludeError, ValueError):
+    """A shape spec says something that makes no sense, or not about this function."""
+
+    def __init__(self, found: str, expected: str) -> None:
+        super().__init__(f"In a shape spec: {found}; expected {expected}.")
+
+
+class ShapeViolation(PostludeError, ValueError):
+    """A call breaks the spec of the function that is called.
+
+    Attributes:
+        argument: what is wrong, as Python would reach it: ``x``, ``batch['ids']``.
+        dimension: which dimension of the tensor, or None.
+        value: the size or value that it has; for a wrong kind of thing, the name of its type; for nothing, None.
+        rule: the rule that is broken.
+    """
+
+    def __init__(
+        self,
+        function: str,
+        found: str,
+        expected: str,
+        *,
+        argument: str,
+        rule: str,
+        dimension: int | None = None,
+        value: object = None,
+    ) -> None:
+        super().__init__(
+            f"{function} was called with {found}, where its shape spec expects {expected}. Pass arguments that keep to the spec,"
+            " or change the spec if such calls are meant to work."
+        )
+        self.argument = argument
+        self.dimension = dimension
+        self.value = value
+        self.rule = rule
+
+
+class RecompileLimitExceeded(PostludeError):
+    """A function that is watched would be compiled more often than was allowed."""
+
+    def __init__(self, function: str, limit: int, told: list[str], remedy: str, spec: str) -> None:
+        *earlier, last = told
+        before = f" Recompilations before: {'; '.join(earlier)}." if earlier else ""
+        advice = f"\n{remedy}" if remedy else ""
+        declared = f"\nWhat varied, as a spec:\n{spec}" if spec else ""
+        super().__init__(
+            f"{function} would be compiled again, where limit={limit} recompilations are allowed. The cause: {last}.{before}"
+            f"{advice}{declared}\nPrevent it in this way, or allow more."
+        )
+
+
+class OutputSizesUnknown(PostludeError):
+    """Which parts of a bucketed function's results come from padding can't be found out."""
+
+    def __init__(self, function: str, found: str) -> None:
+        super().__init__(
+            f"The results of {function}, which is called with padded arguments, can't be cut back: there was {found}. Say what"
+            " sizes they have: bucketed(..., outputs=...), with the variables of the spec."
+        )

@@ -15,6 +15,7 @@ from postlude.capture.names import joined, pattern
 from postlude.ir import to_text
 from postlude.report import collecting
 from postlude.select.choice import Choice
+from postlude.twins import separate
 
 #: Operators that torch's modules call in inference for a whole layer, products and all. No graph shows what is in them.
 _WHOLE_LAYERS = (torch._transformer_encoder_layer_fwd, torch._native_multi_head_attention)
@@ -162,12 +163,11 @@ def explain(model_or_fn: Callable[..., Any], *args: Any, options: dict[str, Any]
     whole_layers = 0
 
     def backend(model: torch.fx.GraphModule, inputs: list[Any]) -> Callable[..., Any]:
-        # A backend of its own: what Dynamo compiled for the model before is not taken for this.
         nonlocal whole_layers
         whole_layers += sum(node.target in _WHOLE_LAYERS for node in model.graph.nodes)
         return postlude(model, inputs, options=options)
 
-    compiled = torch.compile(model_or_fn, backend=backend)
+    compiled = torch.compile(separate(model_or_fn), backend=backend)
     # A graph from a cache would come without a word about how it was made.
     with (
         collecting() as collection,

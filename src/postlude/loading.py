@@ -20,24 +20,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from postlude.errors import PostludeError
+from postlude.errors import TargetNotFound
 
 if TYPE_CHECKING:
     from types import ModuleType
 
 #: The function that is looked for in a file where TARGET names none.
 DEFAULT_NAME = "target"
-
-
-class TargetNotFound(PostludeError):
-    """What a command was asked to work on can't be had."""
-
-    def __init__(self, target: str, reason: str) -> None:
-        super().__init__(
-            f"Cannot use {target!r}: {reason}. Expected package.module:name or path/to/file.py:name, where calling name()"
-            " returns the model or function and the arguments to call it with, or a list of several sets of arguments, each"
-            " a tuple or a dict: return model, x  or  return model, [(x,), {'x': longer}]"
-        )
 
 
 @dataclass(frozen=True)

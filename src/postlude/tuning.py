@@ -13,6 +13,7 @@ from torch import Tensor
 
 from postlude.loading import Example, Inputs
 from postlude.select.tune import BudgetSpent, Session, tuning
+from postlude.twins import separate
 
 
 @dataclass(frozen=True)
@@ -35,7 +36,8 @@ def tune(
 
     Args:
         example: the model and its inputs.
-        budget: seconds after which no more is measured. What was measured until then is kept.
+        budget: seconds after which no more is measured. What was measured until then is kept. The first Region that is not
+            known is measured even where compiling has taken longer, so that every run gets further.
         again: measure also what is known.
         options: of the backend.
         heard: called with the number of GEMMs done and of all known so far.
@@ -43,11 +45,12 @@ def tune(
     Raises:
         Whatever the model raises on these inputs.
     """
+    function = separate(example.function)
     session = Session(None if budget is None else time.monotonic() + budget, again, heard)
     try:
         with tuning(session):
             for inputs in example.inputs:
-                _run(example, inputs, {**(options or {}), "tune": True})
+                _run(function, inputs, example.wants_grad, {**(options or {}), "tune": True})
     except BudgetSpent:
         return Tuned(session, "budget")
     except KeyboardInterrupt:
@@ -55,20 +58,21 @@ def tune(
     return Tuned(session, "done")
 
 
-def _run(example: Example, inputs: Inputs, options: dict[str, Any]) -> None:
+def _run(function: Callable[..., Any], inputs: Inputs, wants_grad: bool, options: dict[str, Any]) -> None:
     from torch._inductor import config
 
     from postlude.backend import postlude
 
     def backend(model: torch.fx.GraphModule, given: list[Any]) -> Callable[..., Any]:
-        # A backend of its own: what Dynamo compiled for the model before is not taken for this.
+        # A backend of its own: what Dynamo compiled for the set of inputs before is not taken for this.
         return postlude(model, given, options=options)
 
-    compiled = torch.compile(example.function, backend=backend)
+    compiled = torch.compile(function, backend=backend)
     # A graph from a cache would come without a look at its Regions.
     with (
         config.patch(force_disable_caches=True),
-        torch.set_grad_enabled(example.wants_grad),
+        torch._dynamo.config.patch(recompile_limit=1 << 16, accumulated_recompile_limit=1 << 16),
+        torch.set_grad_enabled(wants_grad),
         warnings.catch_warnings(),
     ):
         warnings.filterwarnings("ignore", message="dynamo_pgo force disabled")

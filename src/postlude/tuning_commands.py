@@ -17,7 +17,7 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
-from postlude.errors import PostludeError
+from postlude.errors import DatabaseUnusable, FileUnusable, PostludeError, TargetNotFound
 
 if TYPE_CHECKING:
     from postlude.select.database import Database
@@ -35,23 +35,6 @@ _LONGEST = 36525 * 86400
 
 #: Rejected lines that are shown one by one.
 _SHOWN = 20
-
-
-class DatabaseUnusable(PostludeError):
-    """The tuning database can't be read or written."""
-
-    def __init__(self, path: object, reason: object) -> None:
-        super().__init__(
-            f"{path} can't be used: {reason}. A tuning database that this user may read and write was expected; set"
-            " POSTLUDE_TUNING_DB to use another file, or POSTLUDE_CACHE_DIR to move all caches."
-        )
-
-
-class FileUnusable(PostludeError):
-    """A file that entries should come from or go to can't be read or written."""
-
-    def __init__(self, path: object, reason: object, expected: str) -> None:
-        super().__init__(f"{path} can't be used: {reason}. Name {expected}.")
 
 
 def register(app: typer.Typer) -> None:
@@ -93,7 +76,7 @@ def tune(
         doctor.require_compile()
         from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-        from postlude.loading import TargetNotFound, load
+        from postlude.loading import load
         from postlude.tuning import tune as tune_example
 
         with models_prints_as_messages():
@@ -154,10 +137,9 @@ def tune(
         if tuned.ended == "budget":
             if session.measured:
                 messages.print(f"The budget of {budget} is spent; what was measured is kept. Run the same again to go on.")
-            else:  # the same again would end in the same place
+            else:
                 messages.print(
-                    f"The budget of {budget} was spent before anything more was measured: compiling the model counts too, and a"
-                    " Region takes some seconds. Give a larger one.",
+                    f"The budget of {budget} was spent while another process was measuring on this device. Run the same again.",
                     soft_wrap=True,
                 )
         if tuned.ended == "interrupted":

@@ -9,9 +9,10 @@ import torch
 from typer.testing import CliRunner, Result
 
 from postlude import cli
-from postlude.bench.cases import DTYPES, EPILOGUES, Case, CaseError, built, from_csv, parsed
+from postlude.bench.cases import DTYPES, EPILOGUES, Case, built, from_csv, parsed
 from postlude.bench.peers import PEERS, Peer
 from postlude.bench.run import measure
+from postlude.errors import CaseError
 
 
 def run(*arguments: str) -> Result:
@@ -96,7 +97,7 @@ def test_the_table_and_the_json_say_the_same(tmp_path: Path) -> None:
     assert set(case["latencies"]) == {"eager", "inductor", "postlude"}
     assert case["best_other"] in ("eager", "inductor")
     assert all(0 < error < 1e-6 for error in case["errors"].values())
-    rate = 2 * 5 * 16 * 24 / case["latencies"]["postlude"]["p50"]
+    rate = 2 * 5 * 16 * 24 / case["latencies"]["postlude"]["median"]
     assert case["flops_per_second"]["postlude"] == pytest.approx(rate)
     assert "5x16x24 gelu, float32" in result.stdout
     assert "best other" in result.stdout

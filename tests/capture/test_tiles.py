@@ -53,6 +53,25 @@ def test_an_activation_before_a_norm_stays() -> None:
     torch.testing.assert_close(rewritten(x, w), function(x, w), rtol=1e-5, atol=1e-5)
 
 
+def test_the_gradient_of_a_norm_ends_a_region_where_it_stores_least() -> None:
+    """Behind the product there are float32 tiles for the norm's own kernel; the sum for the norm's weight stays."""
+    x, w, h, rstd, weight = torch.randn(6, 24), torch.randn(24, 40), torch.randn(6, 40), torch.rand(6, 1), torch.randn(40)
+    inputs = (x.bfloat16(), w.bfloat16(), h.bfloat16(), rstd, weight.bfloat16())
+
+    def function(x: Tensor, w: Tensor, h: Tensor, rstd: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
+        gradient, wide = x @ w, h.float()
+        inner = (gradient * weight).float()
+        total = (inner * wide).sum(-1, keepdim=True)
+        of_weight = (gradient * (wide * rstd).bfloat16()).sum(0)
+        return (inner * rstd + wide * (total * -0.5 * rstd.pow(3) / 20)).bfloat16(), of_weight
+
+    rewritten, (one,) = captured(function, *inputs, settings=Settings(strict=True))
+    assert one.region is not None
+    assert [(y.axes, y.dtype) for y in one.region.yields] == [(("m", "n"), torch.bfloat16), (("n",), torch.bfloat16)]
+    for got, wanted in zip(rewritten(*inputs), function(*inputs), strict=True):
+        torch.testing.assert_close(got, wanted, rtol=3e-2, atol=3e-1)
+
+
 def test_attention_and_written_out_softmax_are_left_whole() -> None:
     """With more queries than a kernel of few has rows for."""
     q, k, v = (torch.randn(2, 4, 24, 16) for _ in range(3))

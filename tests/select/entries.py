@@ -12,7 +12,7 @@ PROGRAM = (
     "region(m, n, k); %x = operand [m, k] f32; %w = operand [n, k] f32; %acc = contract %x, %w : f32; %0 = tanh %acc;"
     " yield [m, n] f32 %0"
 )
-ENVIRONMENT = {"torch": "2.13.0", "generator": "0" * 32}
+ENVIRONMENT = {"torch": "2.13.0", "generation": "cpp 1", "generator": "0" * 32}
 
 
 def call(index: int = 0, **changes: Any) -> Call:

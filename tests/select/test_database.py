@@ -12,7 +12,7 @@ import pytest
 from postlude.select import database as module
 from postlude.select.database import (
     Database,
-    ForeignDatabaseError,
+    ForeignFileError,
     NewerDatabaseError,
     NoFileError,
     default_path,
@@ -175,18 +175,14 @@ def test_a_claim_ends_with_its_lease_and_with_its_process(database: Database) ->
 # Faults --------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("damage", ["text", "empty", "another database", "a page"])
+@pytest.mark.parametrize("damage", ["the first page", "empty", "a page"])
 def test_a_corrupt_file_is_moved_aside_and_what_can_be_read_of_it_is_kept(damage: str, database: Database) -> None:
     entries = [entry(index) for index in range(200)]
     database.merge(entries)
-    if damage == "text":
-        database.path.write_text("not a database" * 100)
+    if damage == "the first page":
+        spoil(database.path)
     elif damage == "empty":
         database.path.write_bytes(b"")
-    elif damage == "another database":
-        database.path.unlink()
-        with module.closing(sqlite3.connect(database.path)) as connection:
-            connection.execute("CREATE TABLE other (a)")
     else:
         content = bytearray(database.path.read_bytes())
         leaves = [
@@ -228,9 +224,45 @@ def test_what_is_no_file_is_neither_used_nor_moved(tmp_path: Path) -> None:
     assert {path.name for path in tmp_path.iterdir() if path.suffix == ".db"} == {"pipe.db", "folder.db"}
 
 
+def spoil(path: Path) -> None:
+    """Break the first page, but for the definitions of its tables, which say whose it is."""
+    content = path.read_bytes()
+    path.write_bytes(b"no database, " + content[13:])
+
+
+@pytest.mark.parametrize("kind", ["a text", "another database", "another database with a table of a name of ours"])
+def test_a_file_that_is_not_ours_is_refused_and_left_as_it_is(kind: str, database: Database) -> None:
+    database.path.parent.mkdir()
+    if kind == "a text":
+        database.path.write_text("What I must not forget" * 100)
+    else:
+        with module.closing(sqlite3.connect(database.path)) as connection:
+            connection.execute("CREATE TABLE identity (a)" if "ours" in kind else "CREATE TABLE other (a)")
+    before = database.path.read_bytes()
+    for use in (lambda: list(database.rows()), lambda: database.put(entry()), database.check, database.set_aside):
+        with pytest.raises(ForeignFileError, match="no tuning database of Postlude's, and was left as it is") as error:
+            use()
+        assert not is_corrupt(error.value)
+    assert database.path.read_bytes() == before
+    assert not list(database.path.parent.glob("*corrupt*"))
+
+
+def test_in_our_own_folder_whatever_is_broken_is_ours(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("POSTLUDE_CACHE_DIR", str(tmp_path))
+    monkeypatch.delenv("POSTLUDE_TUNING_DB")
+    database = Database(default_path())
+    database.put(entry())
+    database.path.write_bytes(b"\xff" * 5000)
+    aside = database.set_aside()
+    assert aside is not None
+    assert aside.read_bytes() == b"\xff" * 5000
+    database.put(entry())
+    assert list(database.entries()) == [entry()]
+
+
 def test_of_many_that_find_it_corrupt_one_moves_it_aside(database: Database) -> None:
     database.put(entry())
-    database.path.write_text("not a database" * 100)
+    spoil(database.path)
 
     def work(index: int) -> None:
         database.set_aside()
@@ -249,7 +281,7 @@ def test_a_file_of_a_newer_version_is_left_alone(database: Database) -> None:
         with pytest.raises(NewerDatabaseError, match="newer version") as error:
             use()
         assert not is_corrupt(error.value)
-    assert not issubclass(NewerDatabaseError, ForeignDatabaseError)
+    assert not issubclass(NewerDatabaseError, ForeignFileError)
 
 
 def test_a_database_in_a_folder_that_takes_no_files_is_read(database: Database, monkeypatch: pytest.MonkeyPatch) -> None:

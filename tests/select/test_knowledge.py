@@ -60,15 +60,51 @@ def test_nothing_is_known_at_first_and_nothing_is_written(known: Knowledge) -> N
 
 
 def test_the_users_entry_goes_before_a_shipped_one(known: Knowledge, without_shipped: Path) -> None:
-    elsewhere = {**ENVIRONMENT, "torch": "2.11.0"}  # shipped entries were measured with another torch
-    lines = [entry(0, environment=elsewhere), entry(1, environment={**ENVIRONMENT, "generator": "of other kernels"})]
-    without_shipped.write_text("".join(line.to_json() + "\n" for line in lines) + "no entry\n")
-    shipped.cache_clear()
+    ship(without_shipped, entry(0))
+    with without_shipped.open("a") as file:
+        file.write("no entry\n")
     assert not known.empty
     assert winner(known, 0) == ("cpp", "shipped database")
-    assert winner(known, 1) is None  # kernels are generated otherwise now
     known.put(entry(0, unfused=0.5e-6))
     assert winner(known, 0) == (UNFUSED, "user database")
+
+
+def ship(path: Path, *entries: Entry) -> None:
+    """Let these be the shipped entries."""
+    path.write_text("".join(one.to_json() + "\n" for one in entries))
+    shipped.cache_clear()
+
+
+@pytest.mark.parametrize("changed", [{"torch": "2.11.0"}, {"driver": "580"}, {"generator": "of kernels with a fault mended"}])
+def test_of_another_environment_a_shipped_entry_tells_only_clear_differences(
+    known: Knowledge, without_shipped: Path, changed: dict[str, str]
+) -> None:
+    """Versions differ everywhere, and every change of a source is another hash; what was close may have turned around."""
+    elsewhere = {**ENVIRONMENT, **changed}
+    clear, clearly_not = (
+        entry(0, incumbent=UNFUSED, environment=elsewhere),
+        entry(1, fused=2e-6, unfused=1e-6, environment=elsewhere),
+    )
+    close = entry(2, fused=1e-6, unfused=1.03e-6, incumbent=UNFUSED, environment=elsewhere)
+    by_rule = entry(3, environment=elsewhere)  # the rules choose the same
+    ship(without_shipped, clear, clearly_not, close, by_rule)
+    assert [winner(known, index) for index in range(4)] == [
+        ("cpp", "shipped database"),
+        (UNFUSED, "shipped database"),
+        None,
+        None,
+    ]
+    assert [known.kernel(call(index), ENVIRONMENT, ["cpp"]) is None for index in range(4)] == [False, False, True, True]
+    assert known.choice(call(0), "inductor max_autotune", ENVIRONMENT, ["cpp"]) is None  # a faster peer was not measured
+    known.mark_failed(clear, "cpp", "it does not build here")
+    assert winner(known, 0) is None
+    assert known.kernel(call(0), ENVIRONMENT, ["cpp"]) is None
+
+
+def test_a_shipped_entry_of_another_generation_tells_nothing(known: Knowledge, without_shipped: Path) -> None:
+    ship(without_shipped, entry(0, incumbent=UNFUSED, environment={**ENVIRONMENT, "generation": "cpp 0"}))
+    assert winner(known) is None
+    assert known.kernel(call(), ENVIRONMENT, ["cpp"]) is None
 
 
 def test_an_entry_of_another_environment_or_peer_is_not_taken(known: Knowledge) -> None:
@@ -119,14 +155,33 @@ def test_graphs_are_compiled_anew_when_a_decision_changes(known: Knowledge) -> N
 # Faults --------------------------------------------------------------------------------------------------------------
 
 
-def test_a_corrupt_database_is_one_warning_and_work_goes_on(known: Knowledge) -> None:
-    known.put(entry(0))
-    known.database.path.write_text("not a database" * 100)
+def spoil(path: Path) -> None:
+    """Break the first page of a database, but for the definitions of its tables, which say whose it is."""
+    content = path.read_bytes()
+    path.write_bytes(b"no database, " + content[13:])
+
+
+def test_a_file_that_is_not_ours_is_left_alone_with_one_warning(known: Knowledge) -> None:
+    known.database.path.write_text("What I must not forget")
 
     def use() -> None:
         assert winner(known, 0) is None
         known.put(entry(1))
-        known.database.path.write_text("not a database" * 100)
+
+    warns_once(use, "can't be used: it is no tuning database of Postlude's, and was left as it is.*chosen by the rules")
+    assert winner(known, 1) == ("cpp", "user database")  # remembered until the process ends
+    assert known.database.path.read_text() == "What I must not forget"
+    assert len(list(known.database.path.parent.iterdir())) == 1
+
+
+def test_a_corrupt_database_is_one_warning_and_work_goes_on(known: Knowledge) -> None:
+    known.put(entry(0))
+    spoil(known.database.path)
+
+    def use() -> None:
+        assert winner(known, 0) is None
+        known.put(entry(1))
+        spoil(known.database.path)
         known.put(entry(2))
 
     warns_once(use, "is corrupt .* moved to")

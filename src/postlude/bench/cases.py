@@ -10,13 +10,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from postlude.errors import PostludeError
+from postlude.errors import CaseError
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16, "float64": torch.float64}
-
-
-class CaseError(PostludeError):
-    """A size, an epilogue or a line of a CSV that says nothing that could be measured."""
 
 
 @dataclass(frozen=True)

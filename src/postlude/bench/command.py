@@ -47,10 +47,11 @@ def bench(
         require_compile()
         import torch
 
-        from postlude.bench.cases import CaseError, from_csv, parsed
+        from postlude.bench.cases import from_csv, parsed
         from postlude.bench.peers import PEERS
         from postlude.bench.run import measure, record
         from postlude.checking.command import write
+        from postlude.errors import CaseError
 
         if threads:
             torch.set_num_threads(threads)
@@ -94,7 +95,7 @@ def show(found: Sequence[Measured]) -> None:
         for name, latency in one.latencies.items():
             table.add_row(
                 f"  {name}",
-                words.seconds(latency.p50),
+                words.seconds(latency.median),
                 words.spread(latency),
                 words.rate(one.rate(name), "FLOP/s"),
                 f"{one.errors[name]:.1e}",

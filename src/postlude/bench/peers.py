@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from postlude.bench.cases import Case
-from postlude.checking.sides import separate
+from postlude.twins import separate
 
 Call = Callable[[], Tensor]
 Inputs = tuple[Tensor, ...]

@@ -9,12 +9,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from postlude.bench.cases import Case, CaseError, built
+from postlude.bench.cases import Case, built
 from postlude.bench.peers import PEERS, NotTaken, Peer
 from postlude.checking.accuracy import distance
 from postlude.checking.clock import Latency, Ratio, race, speedup
 from postlude.checking.result import finite
 from postlude.doctor import environment, first_line
+from postlude.errors import CaseError
 
 SCHEMA = 1
 
@@ -40,12 +41,12 @@ class Measured:
     @property
     def best_other(self) -> str | None:
         """The fastest of the peers that are not Postlude."""
-        others = {p.name: self.latencies[p.name].p50 for p in PEERS if not p.ours and p.name in self.latencies}
+        others = {p.name: self.latencies[p.name].median for p in PEERS if not p.ours and p.name in self.latencies}
         return min(others, key=others.__getitem__) if others else None
 
     def rate(self, name: str) -> float:
         """Floating-point operations per second of a peer."""
-        return self.case.flops / self.latencies[name].p50
+        return self.case.flops / self.latencies[name].median
 
 
 def measure(

@@ -15,6 +15,7 @@ from postlude.capture.gemm import RESHAPES, Gemm, NotAGemm, recognize
 from postlude.capture.grow import Growth, Settings
 from postlude.capture.heads import join_heads
 from postlude.capture.names import name_of
+from postlude.capture.norms import defer
 from postlude.capture.rewrite import NotExpressible, Plan, Refused, check_sizes, plan, put_in, read_sizes_from_inputs
 from postlude.capture.sizes import hint
 from postlude.capture.trim import trim
@@ -67,6 +68,7 @@ def capture(graph: Graph, settings: Settings, judge: Judge = lambda plan, growth
         judge: chooses how a Region is computed, or that it is not put in; called before the graph is touched.
     """
     read_sizes_from_inputs(graph)
+    kept = _defer_norms(graph, settings, judge)
     captured: list[Captured] = []
     done: set[Node] = set()
     for node in list(graph.nodes):
@@ -90,6 +92,7 @@ def capture(graph: Graph, settings: Settings, judge: Judge = lambda plan, growth
             continue
         growth, region_plan, choice = chosen
         record = _record(region_plan, growth)
+        record.stops |= {gemm.node.name: kept[gemm.node] for gemm in growth.gemms if gemm.node in kept}
         record.choice = choice
         record.node = put_in(graph, region_plan)
         done.update(region_plan.absorbed)
@@ -98,6 +101,27 @@ def capture(graph: Graph, settings: Settings, judge: Judge = lambda plan, growth
     graph.eliminate_dead_code()
     graph.lint()
     return captured
+
+
+def _defer_norms(graph: Graph, settings: Settings, judge: Judge) -> dict[Node, str]:
+    """Defer the norms for which that pays; for products that read another norm, why it stays."""
+
+    def trial(node: Node) -> Growth | None:
+        try:
+            chosen = _chosen(node, settings, frozenset(), judge)
+        except (NotAGemm, NotExpressible, Unwanted):
+            return None
+        return chosen[0] if chosen else None
+
+    if settings.eager_rounding:
+        return {}
+    try:
+        return defer(graph, trial)
+    except Exception as error:
+        if settings.strict:
+            raise
+        warnings.warn(f"Postlude leaves norms to Inductor: {error!r}. Please report this.", stacklevel=2)
+        return {}
 
 
 def count_gemms(graph: Graph) -> int:
@@ -173,6 +197,9 @@ def _variants(
     if not growth.reach.whole_rows and any(isinstance(statement, Reduce) for statement in region_plan.region.body):
         with suppress(NotAGemm, NotExpressible):
             yield _grown(gemms, settings, done, totals=False)
+    if growth.computed:
+        with suppress(NotAGemm, NotExpressible):
+            yield _grown(gemms, settings, done, totals=False, inflow=False)
 
 
 def _with_norm(gemms: Sequence[Gemm], settings: Settings, done: frozenset[Node], plain: Growth) -> tuple[Growth, Plan] | None:
@@ -194,11 +221,12 @@ def _grown(
     norm_of: frozenset[Node] = frozenset(),
     *,
     totals: bool = True,
+    inflow: bool = True,
 ) -> tuple[Growth, Plan]:
     """Grow and plan, again without each node that is better computed outside or can't be stored in the form it is needed in."""
     refused: dict[Node, str] = {}
     while True:
-        growth = Growth(gemms, settings, refused, done, norm_of, totals=totals)
+        growth = Growth(gemms, settings, refused, done, norm_of, totals=totals, inflow=inflow)
         growth.run()
         if not growth.reach.whole_rows and (outside := trim(growth)):
             refused |= dict.fromkeys(outside, "the kernel that reads it computes it as well, from fewer bytes")

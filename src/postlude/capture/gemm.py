@@ -172,6 +172,11 @@ def batch_of(side: Side) -> tuple[Size, ...]:
     return side.shape[:-2]
 
 
+def rows_and_contracted(left: Side) -> tuple[tuple[Size, ...], Size]:
+    """Sizes of the rows of a left side that is no batch, and of the axis that is contracted."""
+    return (left.shape[-1:], left.shape[0]) if left.transposed else (left.shape[:-1], left.shape[-1])
+
+
 RESHAPES = (aten.reshape.default, aten.view.default, aten._unsafe_view.default)
 
 

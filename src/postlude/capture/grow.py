@@ -8,6 +8,7 @@ as reshapes between a projection's [rows, n] and a module's [batch, length, n] l
 """
 
 import operator
+from collections import ChainMap
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
@@ -18,6 +19,7 @@ import torch
 from torch.fx import Node
 
 from postlude.capture.forms import (
+    IMPLICIT,
     LOW,
     PER_COLUMN,
     PER_ROW,
@@ -42,10 +44,12 @@ from postlude.capture.gemm import (
     is_gemm,
     side_batched,
 )
+from postlude.capture.inflow import compute
 from postlude.capture.partner import join
 from postlude.capture.program import Program, Source
 from postlude.capture.prologue import Prologue
 from postlude.capture.reach import reach_of
+from postlude.capture.recompute import recompute
 from postlude.capture.sizes import Kind, Size, broadcast_kind, same, same_rows, same_shape
 from postlude.capture.translate import CASTS, COMPARISONS, ELEMENTWISE, ROUNDED_NUMBERS, apply, as_type
 
@@ -77,6 +81,7 @@ class Growth:
         norm_of: frozenset[Node] = frozenset(),
         *,
         totals: bool = True,
+        inflow: bool = True,
     ) -> None:
         self.settings = settings
         #: Whether reductions may be results where nothing of the Region can depend on them.
@@ -88,10 +93,17 @@ class Growth:
         self.roots = {gemm.node: gemm for gemm in gemms}
         self.first = gemms[0]
         self.reach = reach_of(self.first.left.node.meta["val"].device.type)
+        #: Whether what is elementwise in tensors from outside is computed, not read.
+        self.inflow = inflow and self.reach.inflow
         self.gemms: list[Gemm] = []
         self.values: dict[Node, Value] = {}
+        #: Whole tiles from outside that others are computed from, and what is computed of them in place of being read.
+        self.tiles: dict[Node, Value] = {}
+        self.computed: dict[Node, Value] = {}
+        self.known = ChainMap(self.values, self.computed, self.tiles)
         self.moments: dict[Node, tuple[str, str]] = {}
         self.tainted: set[Node] = set()
+        self.absorbing = self.first.node  # the node that is being taken in
         self.position = self.first.node  # where the walk is: everything from here on is still to be decided
         self.stops: dict[Node, str] = {}
         self.program = Program(batched=self.first.batched, accumulate=ACCUMULATE[self.first.left.node.meta["val"].dtype])
@@ -149,17 +161,18 @@ class Growth:
             self.tainted.add(node)
             self.stops[node] = str(stop)
 
-    def mark(self) -> tuple[int, int, int, int]:
+    def mark(self) -> tuple[int, ...]:
         """How much there is of everything, for `roll_back`."""
-        return len(self.program.body), len(self.program.operands), len(self.values), len(self.gemms)
+        return len(self.program.body), len(self.program.operands), len(self.gemms), *map(len, self.known.maps)
 
-    def roll_back(self, mark: tuple[int, int, int, int]) -> None:
+    def roll_back(self, mark: tuple[int, ...]) -> None:
         """Forget what was added since the mark."""
-        statements, operands, values, gemms = mark
+        statements, operands, gemms, *known = mark
         self.program.truncate(statements, operands)
-        for node in list(self.values)[values:]:
-            del self.values[node]
         del self.gemms[gemms:]
+        for values, count in zip(self.known.maps, known, strict=True):
+            for node in list(values)[count:]:
+                del values[node]
 
     # The start: the GEMM itself.
 
@@ -197,11 +210,13 @@ class Growth:
     def contract(self, gemm: Gemm, column: str) -> str:
         """The GEMM with its bias and factors."""
         right = self.program.operand(Source(gemm.right.node), self._right_axes(gemm.right, self.contracted, column))
-        value = self.program.contract(self.left, right, column)
+        other = gemm.left != self.first.left
+        left = self.program.operand(Source(gemm.left.node), self._left_axes(gemm.left, self.contracted)) if other else self.left
+        value = self.program.contract(left, right, column)
         if gemm.alpha != 1.0:
             value = apply(self.program, "mul", value, gemm.alpha)
         if gemm.bias is not None:
-            bias = self._external(gemm.bias, (*self.rows, self.widths[column]), column)
+            bias = self.external(gemm.bias, (*self.rows, self.widths[column]), column)
             if gemm.beta != 1.0:
                 bias = apply(self.program, "mul", bias, gemm.beta)
             value = apply(self.program, "add", value, bias)
@@ -217,7 +232,7 @@ class Growth:
         assert column is not None
         scores = apply(p, "mul", scores, attention.scale)
         if attention.mask is not None:
-            mask = self._external(attention.mask, (*self.rows, self.widths[column]), column)
+            mask = self.external(attention.mask, (*self.rows, self.widths[column]), column)
             if p.types[mask].value == "bool":
                 scores = apply(p, "where", mask, scores, float("-inf"))
             else:
@@ -240,9 +255,12 @@ class Growth:
         """Let value `name` stand for the node."""
         value = node.meta["val"]
         layout_order(value, form, len(self.batch))
-        if self.settings.eager_rounding and value.dtype in LOW:
-            name = self.program.round(value.dtype, name)
-        self.values[node] = Value(name, form, memory or node)
+        self.values[node] = Value(self.as_stored(node, name), form, memory or node)
+
+    def as_stored(self, node: Node, name: str) -> str:
+        """The value of a node, rounded as eager stores it if that is wanted."""
+        dtype = node.meta["val"].dtype
+        return self.program.round(dtype, name) if self.settings.eager_rounding and dtype in LOW else name
 
     def absorb(self, node: Node) -> None:
         """Compute the node in the Region.
@@ -252,13 +270,14 @@ class Growth:
         """
         if node in self.refused:
             raise Stop(self.refused[node])
+        self.absorbing = node
         if node.op != "call_function":
             raise Stop("the end of the graph" if node.op == "output" else f"{node.op} node")
         if node.target is operator.getitem:
             self._getitem(node)
         elif not isinstance(node.meta.get("val"), torch.Tensor) and node.target not in _MOMENTS and not is_gemm(node):
             raise Stop(f"{_name(node)} does not give one tensor")
-        elif node.target in _VIEWS:
+        elif node.target in VIEWS:
             self._view(node)
         elif node.target is aten.permute.default:
             self._permute(node)
@@ -273,57 +292,65 @@ class Growth:
         else:
             raise Stop("the next GEMM" if is_gemm(node) else f"{_name(node)} is not an op that an epilogue can hold")
 
-    def _check_type(self, node: Node) -> None:
+    def check_type(self, node: Node) -> None:
         dtype = node.meta["val"].dtype
         if dtype == torch.bool or dtype == self.program.accumulate or dtype in LOW:
             return
         raise Stop(f"{_name(node)} computes in {dtype}, the Region in {self.program.accumulate}")
 
     def _elementwise(self, node: Node) -> None:
-        self._check_type(node)
+        self.check_type(node)
         shape = tuple(node.meta["val"].shape)
-        inside = [(n, self.values[n]) for n in node.all_input_nodes if n in self.values]
+        inside = [(n, self.known[n]) for n in node.all_input_nodes if n in self.known]
         form = self._common_form(node, shape, inside)
         columns = {self.program.types[v.name].column for _, v in inside} - {None}
         if len(columns) > 1:
             raise Stop(f"{_name(node)} joins results of different widths")
-        column = columns.pop() if columns else None
+        column = columns.pop() if columns else self._column_reduced(inside, shape) if form is Form.TILE else None
         if form is Form.TILE and column is None:
             raise Stop(f"{_name(node)} widens a value of one column")
 
         def resolve(argument: Any) -> Any:
             if isinstance(argument, Node):
-                if argument in self.values:
-                    return self._as_eager_compares(node, argument)
+                if argument in self.known:
+                    return self.as_eager_compares(node, argument, self.known[argument].name)
                 if not isinstance(argument.meta.get("val"), torch.Tensor):
                     raise Stop(f"{_name(node)} takes a symbolic number")
                 if form is Form.TILE:
-                    return self._external(argument, shape, column)
+                    return self.external(argument, shape, column)
                 return self._external_column(argument, shape, form)
-            if isinstance(argument, int | float) and not isinstance(argument, bool):
-                return self._as_eager_rounds(node, argument)
-            if isinstance(argument, bool | str | None):
-                return argument
-            raise Stop(f"{_name(node)} takes an argument {argument!r}")
+            return self.plain(node, argument)
 
+        name = self.elementwise(node, resolve)
+        if len(self.program.origins[name]) > 1:
+            raise Stop(f"{_name(node)} joins a reduction over one result's columns with another result")
+        self.take(node, name, form)
+
+    def elementwise(self, node: Node, resolve: Callable[[Any], Any]) -> str:
+        """An elementwise node's value, of what its arguments are resolved to."""
         arguments = [resolve(a) for a in node.args]
         keywords = {k: resolve(a) for k, a in node.kwargs.items()}
-        wanted = "bool" if node.meta["val"].dtype == torch.bool else "float"
         try:
             name = ELEMENTWISE[node.target](self.program, *arguments, **keywords)
         except TypeError:
             raise Stop(f"{_name(node)} has arguments that the epilogue's op has not") from None
-        if len(self.program.origins[name]) > 1:
-            raise Stop(f"{_name(node)} joins a reduction over one result's columns with another result")
-        self.take(node, as_type(self.program, name, wanted), form)
+        return as_type(self.program, name, "bool" if node.meta["val"].dtype == torch.bool else "float")
 
-    def _as_eager_compares(self, node: Node, argument: Node) -> str:
-        """A value of the Region as an input: comparisons see what eager would have stored."""
-        name, dtype = self.values[argument].name, argument.meta["val"].dtype
+    def as_eager_compares(self, node: Node, argument: Node, name: str) -> str:
+        """A value that is not stored as an input: comparisons see what eager would have stored."""
+        dtype = argument.meta["val"].dtype
         with_zero = any(isinstance(a, int | float) and a == 0 for a in node.args)
         if node.target in COMPARISONS and dtype in LOW and not with_zero:
             return self.program.round(dtype, name)
         return name
+
+    def plain(self, node: Node, argument: Any) -> Any:
+        """An argument that is no tensor."""
+        if isinstance(argument, int | float) and not isinstance(argument, bool):
+            return self._as_eager_rounds(node, argument)
+        if isinstance(argument, bool | str | None):
+            return argument
+        raise Stop(f"{_name(node)} takes an argument {argument!r}")
 
     def _as_eager_rounds(self, node: Node, number: float) -> float:
         """A Python number as an input: eager rounds it to the tensors' type in comparisons, and in other ops that jump."""
@@ -354,17 +381,28 @@ class Growth:
             wanted = (*shape[:-1], 1) if value.form is Form.COLUMN_KEPT else tuple(shape)
             if not same_shape(tuple(source.meta["val"].shape), wanted):
                 raise Stop(f"{_name(node)} broadcasts a result of the Region to more rows or columns")
-        if form is Form.TILE and not any(value.form is Form.TILE for _, value in inside):
-            raise Stop(f"{_name(node)} widens a value per row")
         if form is Form.TILE and forms & {*PER_ROW}:
             self._check_whole_rows(f"{_name(node)} of a reduction with its rows")
         return form
+
+    def _column_reduced(self, inside: Sequence[tuple[Node, Value]], shape: Sequence[Size]) -> str | None:
+        """The columns that reductions were over which meet a tensor from outside, if it has the same columns."""
+        columns = frozenset().union(*(self.program.origins[value.name] for _, value in inside))
+        return next((column for column in columns if len(columns) == 1 and same(shape[-1], self.widths[column])), None)
 
     def _check_whole_rows(self, what: str) -> None:
         if not self.reach.whole_rows:
             raise Stop(f"{what}, which this device's kernels spread over many tiles")
 
     def _cast(self, node: Node) -> None:
+        (source,) = node.all_input_nodes
+        value = self.known[source]
+        if value.form is Form.PERMUTED:
+            raise Stop("a conversion of permuted dimensions")
+        self.take(node, self.converted(node, value.name), value.form)
+
+    def converted(self, node: Node, name: str) -> str:
+        """The value of a conversion of a value to another type."""
         keywords: dict[str, Any] = dict(node.kwargs)
         dtype: Any = keywords.pop("dtype", None) or (node.args[1] if len(node.args) > 1 else None)
         device = keywords.pop("device", None)
@@ -373,25 +411,21 @@ class Growth:
             raise Stop("a change of memory format")
         if device is not None and torch.device(device) != source.meta["val"].device:
             raise Stop("a copy to another device")
-        value = self.values[source]
-        if value.form is Form.PERMUTED:
-            raise Stop("a conversion of permuted dimensions")
         if dtype is None or dtype == source.meta["val"].dtype:
-            self.take(node, value.name, value.form)
-            return
+            return name
         if not (dtype in LOW or dtype in (self.program.accumulate, torch.bool)):
             raise Stop(f"a conversion to {dtype}")
-        name = as_type(self.program, value.name, "bool" if dtype == torch.bool else "float")
-        if dtype in LOW and source.meta["val"].dtype not in LOW:
+        name = as_type(self.program, name, "bool" if dtype == torch.bool else "float")
+        if dtype in LOW and source.meta["val"].dtype not in LOW and IMPLICIT not in node.meta:
             # An explicit rounding may be what is meant: the low part of a number is what it leaves.
             name = self.program.round(dtype, name)
-        self.take(node, name, value.form)
+        return name
 
     def _view(self, node: Node) -> None:
         (source,) = [n for n in node.all_input_nodes if isinstance(n.meta.get("val"), torch.Tensor)]
-        if source not in self.values:
+        if source not in self.known:
             raise Stop(f"{_name(node)} of sizes that the Region gives")
-        value = self.values[source]
+        value = self.known[source]
         before, after = tuple(source.meta["val"].shape), tuple(node.meta["val"].shape)
         if value.form is Form.PERMUTED:
             if node.target is not aten.clone.default or node.kwargs.get("memory_format") is not torch.contiguous_format:
@@ -460,7 +494,7 @@ class Growth:
         if node.target in _MOMENTS:
             self.moments[node] = self.variance_and_mean(node, value)
             return
-        self._check_type(node)
+        self.check_type(node)
         keep = node.args[2] if len(node.args) > 2 else node.kwargs.get("keepdim", False)
         name = _REDUCTIONS[node.target](self, node, value, "m" if over_rows else self.program.types[value].axes[-1])
         forms = (Form.ROW, Form.ROW_KEPT) if over_rows else (Form.COLUMN, Form.COLUMN_KEPT)
@@ -476,7 +510,7 @@ class Growth:
         rows = range(len(self.batch), len(shape) - 1)
         if wanted != [*rows] or (self.batch and not same_shape(shape[:-1], self.rows)):
             raise Stop(f"{_name(node)} over other dimensions than the columns or all rows")
-        if not self.reach.columns or node.target not in _ADDITIONS:
+        if not self.reach.columns or node.target not in _ADDITIONS or (self.reach.whole_rows and self.batch):
             raise Stop(f"{_name(node)} over rows, which this device's kernels do not reduce so")
         return True
 
@@ -507,7 +541,7 @@ class Growth:
         if source in self.roots:
             self.take(node, name, Form.TILE if index == 0 else Form.COLUMN)
             return
-        self._check_type(node)
+        self.check_type(node)
         kept = source.kwargs.get("keepdim", False)
         self.take(node, name, Form.COLUMN_KEPT if kept else Form.COLUMN)
 
@@ -538,22 +572,24 @@ class Growth:
 
     # Operands from outside.
 
-    def _external(self, node: Node, shape: Sequence[Size], column: str | None) -> str:
-        """A tensor from outside that broadcasts to a tile of this shape."""
+    def external(self, node: Node, shape: Sequence[Size], column: str | None, *, alone: bool = False) -> str:
+        """A tensor from outside that broadcasts to a tile of this shape; `alone` takes nothing in that it is computed by."""
         if node.target is aten.expand.default:
             (node,) = node.all_input_nodes[:1]  # the operand is expanded to the Region's own shape
         constant = constant_value(node)
         if constant is not None:
             return self.program.const(constant)
-        self._check_external(node)
+        self.check_external(node)
         if (choice := two_constants(node)) is not None:
             # An additive mask made of a boolean one: reading the boolean one is less, and it is there once for all layers.
             condition, yes, no = choice
-            return apply(self.program, "where", self._external(condition, shape, column), yes, no)
+            return apply(self.program, "where", self.external(condition, shape, column), yes, no)
         assert column is not None
-        joined = join(self, node, shape, column)
+        joined = None if alone else join(self, node, shape, column) or recompute(self, node, shape, column)
         if joined is not None:
             return joined
+        if self.inflow and (computed := compute(self, node, shape, column)) is not None:
+            return computed
         own = tuple(node.meta["val"].shape)
         kind = broadcast_kind(own, shape)
         if kind is None:
@@ -573,7 +609,7 @@ class Growth:
         constant = constant_value(node)
         if constant is not None:
             return self.program.const(constant)
-        self._check_external(node)
+        self.check_external(node)
         own = tuple(node.meta["val"].shape)
         if all(same(size, 1) for size in own):
             return self.program.operand(Source(node, squeeze=tuple(range(len(own)))), ())
@@ -585,7 +621,8 @@ class Growth:
             return self.program.operand(Source(node, expand=tuple(shape[:-1])), self.program.rows)
         return self.program.operand(Source(node, expand=tuple(shape), squeeze=(len(shape) - 1,)), self.program.rows)
 
-    def _check_external(self, node: Node) -> None:
+    def check_external(self, node: Node) -> None:
+        """Raise Stop where a tensor from outside can't be an operand."""
         value = node.meta["val"]
         if node in self.tainted or node in self.values or node in self.moments:
             raise Stop(f"{node.name} depends on this Region's results")
@@ -599,7 +636,8 @@ class Growth:
             raise Stop(f"{node.name} is not a strided tensor")
 
 
-_VIEWS = (
+#: Ops that change no value.
+VIEWS = (
     *RESHAPES,
     aten.unsqueeze.default,
     aten.squeeze.dim,

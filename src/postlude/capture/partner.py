@@ -1,16 +1,18 @@
-"""Joins another GEMM of the same input to a Region being grown: the gate of a SwiGLU, or a learned gate behind a sigmoid.
+"""Joins another GEMM to a Region being grown: the gate of a SwiGLU, or a learned gate behind a sigmoid.
 
-When an op of the Region takes a tensor from outside, that tensor may be computed elementwise from a GEMM with the same left
-side and the same width. Then that GEMM becomes a second contraction, and what stands between them is absorbed too.
+When an op of the Region takes a tensor from outside, that tensor may be computed elementwise from a GEMM of the same size with
+the same left side. Then that GEMM becomes a second contraction, and what stands between them is absorbed too. Where a device's
+kernels can, the left side may be another: the gradient of what q, k and v are projected from is the sum of three products.
 """
 
 from collections.abc import Sequence
+from math import prod
 from typing import TYPE_CHECKING
 
 from torch.fx import Node
 
 from postlude.capture.forms import Form, Stop, depends_on
-from postlude.capture.gemm import RESHAPES, Gemm, NotAGemm, recognize
+from postlude.capture.gemm import RESHAPES, Gemm, NotAGemm, Side, recognize, rows_and_contracted
 from postlude.capture.sizes import Size, same, same_shape
 from postlude.capture.translate import CASTS, ELEMENTWISE
 
@@ -70,20 +72,30 @@ def _behind(growth: "Growth", node: Node) -> set[Node]:
 
 
 def _gemm(growth: "Growth", nodes: set[Node], column: str) -> Gemm | None:
-    """A GEMM among the nodes that has the Region's left side and width."""
+    """A GEMM among the nodes that has the Region's size, and its left side if kernels have one only."""
     for node in nodes - growth.settled:
         try:
             gemm = recognize(node)
         except NotAGemm:
             continue
-        if gemm is None or gemm.batched or gemm.attention or gemm.left != growth.first.left:
+        if gemm is None or gemm.batched or gemm.attention or not _same_left(growth, gemm.left):
             continue
         right = gemm.right
         width = right.shape[-2] if right.transposed else right.shape[-1]
-        outside = [right.node] if gemm.bias is None else [right.node, gemm.bias]
+        outside = [gemm.left.node, right.node] if gemm.bias is None else [gemm.left.node, right.node, gemm.bias]
         if same(width, growth.widths[column]) and not any(n in growth.tainted or n in growth.values for n in outside):
             return gemm
     return None
+
+
+def _same_left(growth: "Growth", left: Side) -> bool:
+    """Whether a kernel can multiply with this left side beside the Region's."""
+    first = growth.first.left
+    if left == first:
+        return True
+    sizes = [(prod(rows), contracted) for rows, contracted in (rows_and_contracted(first), rows_and_contracted(left))]
+    dtypes = {side.node.meta["val"].dtype for side in (first, left)}
+    return growth.reach.lefts and growth.prologue is None and same_shape(*sizes) and len(dtypes) == 1
 
 
 def _from(gemm: Node, nodes: set[Node]) -> list[Node]:

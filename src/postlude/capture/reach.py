@@ -13,23 +13,29 @@ class Reach:
         whole_rows: a kernel may reduce over a row and use the result for the same row, since one thread owns whole rows.
             Where a row is spread over many tiles, such a Region would need two kernels: there a reduction, and what is computed
             from it alone, may be a result.
-        columns: a kernel may add the rows, for each column: a result as well.
+        lefts: the products of a group may have different left sides.
+        columns: a kernel may add the rows, for each column: a result as well. On a CPU those of one product, not of a batch.
         queries: of so many queries attention is one kernel all the same.
         prologues: a kernel of one row may compute the norm of that row before it multiplies. (With whole rows, a norm belongs
             to the kernel that computes its input.)
+        inflow: what is elementwise in saved tensors is computed from these where a Region needs it (inflow.py).
+        deferred: a norm between products may become a factor of each row, behind the second product (norms.py).
     """
 
     whole_rows: bool
     columns: bool
+    lefts: bool = False
     queries: int = FEW_QUERIES
     prologues: bool = False
+    inflow: bool = False
+    deferred: bool = False
 
 
 #: By device type.
-REACH = {"cpu": Reach(whole_rows=True, columns=False)}
+REACH = {"cpu": Reach(whole_rows=True, columns=True, lefts=True)}
 
 #: All other devices: kernels that own tiles.
-TILES = Reach(whole_rows=False, columns=True, prologues=True)
+TILES = Reach(whole_rows=False, columns=True, prologues=True, inflow=True, deferred=True)
 
 
 def reach_of(device_type: str) -> Reach:

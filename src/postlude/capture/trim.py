@@ -11,12 +11,15 @@ reads the rows anyway, and reduces them for nothing.
 from collections.abc import Collection, Sequence
 from math import prod
 
+import networkx
 import torch
+from networkx.algorithms.flow import edmonds_karp
 from torch.fx import Node
 
 from postlude.capture.forms import PER_ROW, Form, Value
 from postlude.capture.gemm import RESHAPES
 from postlude.capture.grow import Growth
+from postlude.capture.norms import DEFERRED
 from postlude.capture.sizes import hint
 from postlude.capture.translate import CASTS, ELEMENTWISE
 
@@ -30,25 +33,53 @@ _FUSED_BY_INDUCTOR = frozenset((*ELEMENTWISE, *CASTS, *_REDUCTIONS, aten.var_mea
 _ELEMENTWISE = frozenset((*ELEMENTWISE, *CASTS, *RESHAPES, aten.unsqueeze.default, aten.squeeze.dim, aten.expand.default))
 
 
+#: A capacity that no cut goes through.
+_NEVER = 1 << 60
+
+
 def trim(growth: Growth) -> frozenset[Node]:
     """Absorbed nodes that are better computed outside."""
     if meeting := _meeting_reductions(growth.values):
         return meeting
-    inside = dict(growth.values)
-    cost = _stored_bytes(inside)
+    return _outside(growth)
+
+
+def _outside(growth: Growth) -> frozenset[Node]:
+    """The nodes that the Region ends before, if it stores the fewest bytes that it can.
+
+    That is a minimum cut through the values that are stored. What can't be left to a kernel of Inductor's is the Region's.
+    """
+    nodes = growth.values
     gemms = {gemm.node for gemm in growth.gemms}
-    for node in reversed(growth.values):
-        if node in gemms or not all(user not in inside and user.target in _FUSED_BY_INDUCTOR for user in node.users):
-            continue
-        without = {other: value for other, value in inside.items() if other is not node}
-        if (cheaper := _stored_bytes(without)) < cost:
-            inside, cost = without, cheaper
-    return frozenset(growth.values) - frozenset(inside)
+    by_value: dict[object, list[Node]] = {}  # views of one value are stored once
+    for node, value in nodes.items():
+        by_value.setdefault((value.name, node.meta["val"].dtype), []).append(node)
+    places = {node: place for place, same in enumerate(by_value.values()) for node in same}
+    flow = networkx.DiGraph()
+    for place, same in enumerate(by_value.values()):
+        tensor, computed, used = same[0].meta["val"], (place, "computed"), (place, "used")
+        flow.add_edge(computed, used, capacity=prod(map(hint, tensor.shape)) * tensor.dtype.itemsize)
+        # Of equal cuts the one that leaves the fewest nodes outside.
+        stays = any(node in gemms or not _left(node, nodes) for node in same)
+        flow.add_edge("region", computed, capacity=_NEVER if stays else 1)
+        for node in same:
+            for user in node.users:
+                flow.add_edge(used, (places[user], "computed") if user in nodes else "outside", capacity=_NEVER)
+            for source in node.all_input_nodes:
+                if source in nodes and places[source] != place:
+                    flow.add_edge(computed, (places[source], "computed"), capacity=_NEVER)
+    _, (inside, _) = networkx.minimum_cut(flow, "region", "outside", flow_func=edmonds_karp)
+    return frozenset(node for node in nodes if (places[node], "computed") not in inside)
+
+
+def _left(node: Node, inside: Collection[Node]) -> bool:
+    """Whether a node may be left to the kernels that read it."""
+    return all(user in inside or user.target in _FUSED_BY_INDUCTOR for user in node.users)
 
 
 def _meeting_reductions(inside: dict[Node, Value]) -> frozenset[Node]:
     """All reductions of rows, if what is made of one outside meets a tile of the Region in one of Inductor's kernels."""
-    per_row = [node for node, value in inside.items() if value.form in PER_ROW]
+    per_row = [node for node, value in inside.items() if value.form in PER_ROW and DEFERRED not in node.meta]
     tiles = [node for node, value in inside.items() if value.form is Form.TILE]
     if _computed_from(per_row, inside).isdisjoint(_computed_from(tiles, inside)):
         return frozenset()
@@ -65,13 +96,3 @@ def _computed_from(nodes: Sequence[Node], inside: Collection[Node]) -> set[Node]
             found.add(node)
             stack.extend(node.users)
     return found
-
-
-def _stored_bytes(inside: dict[Node, Value]) -> int:
-    """Bytes of the results: each value that is used outside counts once per type."""
-    stored: dict[tuple[str, torch.dtype], int] = {}
-    for node, value in inside.items():
-        if any(user not in inside for user in node.users):
-            tensor = node.meta["val"]
-            stored[value.name, tensor.dtype] = prod(map(hint, tensor.shape)) * tensor.dtype.itemsize
-    return sum(stored.values())

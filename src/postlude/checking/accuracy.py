@@ -71,6 +71,11 @@ def bar(eager: Error, dtype: torch.dtype, largest: float | None = None, elements
     return FACTOR * own + ULPS * rounding
 
 
+def as_good(own: Error, other: Error, dtype: torch.dtype, largest: float | None = None, elements: int = FEW) -> bool:
+    """Whether an error is no larger than another one but for chance; see `bar`."""
+    return own.within(bar(other, dtype, largest, elements), other)
+
+
 def _chunks(value: Tensor, exact: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
     """Both in real numbers of the reference's device and widest type, a piece at a time."""
     if value.dtype.is_complex:

@@ -21,12 +21,13 @@ class Latency:
     """Seconds of single calls.
 
     Attributes:
-        p50, p90, p99: percentiles over all calls.
+        median: median of the rounds' medians: what tables show, and what ratios are ratios of.
+        p90, p99: percentiles over all calls.
         rounds: median call of each round.
         calls: how many calls were timed.
     """
 
-    p50: float
+    median: float
     p90: float
     p99: float
     rounds: tuple[float, ...]
@@ -40,13 +41,16 @@ class Latency:
 
     @property
     def noisy(self) -> bool:
-        """Whether the rounds differ among themselves, or from the calls all together: a few fast rounds have most of those."""
-        return self.spread > BUSY or abs(self.p50 / statistics.median(self.rounds) - 1) > BUSY
+        """Whether the rounds differ among themselves."""
+        return self.spread > BUSY
 
 
 @dataclass(frozen=True)
 class Ratio:
-    """How many times faster one side is than another: median of the ratios of each round, and their quartiles."""
+    """How many times faster one side is than another: the ratio of their medians, and the quartiles of the rounds' ratios.
+
+    Where the ratio of the medians is not between the quartiles, it is an end of the range itself.
+    """
 
     median: float
     low: float
@@ -61,8 +65,9 @@ class Ratio:
 def speedup(ours: Latency, theirs: Latency) -> Ratio:
     """How many times faster `ours` is."""
     ratios = [other / own for own, other in zip(ours.rounds, theirs.rounds, strict=True)]
-    low, median, high = statistics.quantiles(ratios, n=4, method="inclusive")
-    return Ratio(median, low, high)
+    low, _, high = statistics.quantiles(ratios, n=4, method="inclusive")
+    median = theirs.median / ours.median
+    return Ratio(median, min(low, median), max(high, median))
 
 
 def race(
@@ -118,4 +123,4 @@ def _latency(rounds: Sequence[Sequence[float]]) -> Latency:
     samples = sorted(sample for samples in rounds for sample in samples)
     percentile: Any = statistics.quantiles(samples, n=100, method="inclusive")
     medians = tuple(statistics.median(samples) for samples in rounds)
-    return Latency(percentile[49], percentile[89], percentile[98], medians, len(samples))
+    return Latency(statistics.median(medians), percentile[89], percentile[98], medians, len(samples))

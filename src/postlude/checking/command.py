@@ -32,7 +32,7 @@ def check(
     seconds: Annotated[
         float,
         typer.Option(min=0.01, max=86400, help="How long each side is timed for each set of inputs."),
-    ] = 2.0,
+    ] = 1.0,
     threads: Annotated[int, typer.Option(min=0, help="Threads; 0 leaves torch's choice.")] = 0,
     compile_times: Annotated[bool, typer.Option(help="Measure compile times, in processes with empty caches.")] = True,
     freeze: Annotated[bool, typer.Option("--freeze", help="Check with the option freeze: weights packed once.")] = False,

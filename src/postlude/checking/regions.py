@@ -15,9 +15,9 @@ from torch.fx import Graph, GraphModule
 from postlude import runtime
 from postlude.capture import Captured
 from postlude.capture.names import joined
-from postlude.checking.accuracy import Error, bar, distance
+from postlude.checking.accuracy import Error, as_good, bar, distance
 from postlude.checking.result import EAGER, INDUCTOR, POSTLUDE, LeftAlone, RegionFound
-from postlude.checking.sides import Runner, separate
+from postlude.checking.sides import Runner
 from postlude.checking.watching import Seen, Wide, watch
 from postlude.demo.run import describe
 from postlude.ir import Region, to_text
@@ -25,6 +25,7 @@ from postlude.ir.region import DTYPE_NAMES
 from postlude.op import allocate_results
 from postlude.select.clock import cycle
 from postlude.targets.aten.interpreter import axis_sizes, batch_shape, evaluate
+from postlude.twins import separate
 
 #: Layers whose weights take turns while a Region is timed, so that one layer's are not always in the nearest cache.
 LAYERS = 4
@@ -88,7 +89,7 @@ def inspect(runner: Runner, options: dict[str, Any] | None) -> Inspection:
 
 def _found(seen: Seen) -> RegionFound:
     eager, exact, ours, against = _references(seen)
-    blame: Literal["", "kernel", "capture"] = ""
+    blame: Literal["", "kernel", "capture", "torch.compile"] = ""
     worst = (-1.0, {EAGER: Error(0.0, 0.0), POSTLUDE: Error(0.0, 0.0)}, 0.0)
     for own, plain, right in zip(ours, eager, exact, strict=True):
         errors = {EAGER: distance(plain, right), POSTLUDE: distance(own, right)}
@@ -98,7 +99,7 @@ def _found(seen: Seen) -> RegionFound:
         worst = max(worst, (badness, errors, allowed), key=lambda entry: entry[0])
     badness, errors, allowed = worst
     if badness > 1:
-        blame = _blame(seen, allowed) if against == "nodes" else "kernel"
+        blame = "kernel" if against == "program" else "torch.compile" if _shared(seen, exact) else _blame(seen, allowed)
     device = seen.operands[0].device.type
     return RegionFound(
         name=joined(seen.captured.gemms),
@@ -133,6 +134,17 @@ def _references(seen: Seen) -> tuple[list[Tensor], list[Tensor], list[Tensor], L
             pass
     exact = evaluate(seen.region, seen.operands, arithmetic=torch.float64, rounded=False)
     return evaluate(seen.region, seen.operands), exact, seen.results, "program"
+
+
+def _shared(seen: Seen, exact: Sequence[Tensor]) -> bool:
+    """Whether Inductor's code for the nodes is as far from the exact results: that is how torch.compile computes them."""
+    compiled = _compiled(seen.part.module, seen.inputs or ())
+    if compiled is None:
+        return False
+    theirs = seen.part.arranged(list(compiled(*(seen.inputs or ()))), exact)
+    ours = seen.part.arranged(seen.results, exact)
+    pairs = [(distance(own, right), distance(other, right)) for own, other, right in zip(ours, theirs, exact, strict=True)]
+    return all(as_good(own, other, result.dtype) for (own, other), result in zip(pairs, seen.results, strict=True))
 
 
 def _blame(seen: Seen, allowed: float) -> Literal["kernel", "capture"]:

@@ -43,7 +43,8 @@ class Tensors:
         shape: its shape in eager.
         errors: by side, against the reference.
         bar: the relative error that Postlude's may have.
-        kept: whether it keeps to the bar.
+        kept: whether it keeps to the bar, or is `shared`.
+        shared: whether it does not, and Inductor's error is as large: that is how torch.compile computes the model.
     """
 
     name: str
@@ -53,6 +54,7 @@ class Tensors:
     errors: dict[str, Error]
     bar: float
     kept: bool
+    shared: bool = False
 
 
 @dataclass(frozen=True)
@@ -72,7 +74,7 @@ class Speed:
     @property
     def best_other(self) -> str | None:
         """The faster of the other sides."""
-        others = {name: latency.p50 for name, latency in self.latencies.items() if name != POSTLUDE}
+        others = {name: latency.median for name, latency in self.latencies.items() if name != POSTLUDE}
         return min(others, key=others.__getitem__) if others else None
 
 
@@ -136,7 +138,8 @@ class RegionFound:
         bar: the relative error that it may have.
         against: ``"nodes"`` where the reference is the nodes that it replaced; ``"program"`` where they can't be run in float64
             and its own program is.
-        blame: ``""``, or what a missed bar points to: ``"kernel"`` or ``"capture"``.
+        blame: ``""``, or what a missed bar points to: ``"kernel"``, ``"capture"``, or ``"torch.compile"`` where Inductor's code
+            for the same nodes misses it as well, which is then no fault of the Region.
         seconds: by side, medians on these values; empty where they were not measured.
         spreads: half the distance between the quartiles of those, relative.
         choice: what was chosen from, where selection tells.
@@ -158,7 +161,7 @@ class RegionFound:
     errors: dict[str, Error]
     bar: float
     against: Literal["nodes", "program"]
-    blame: Literal["", "kernel", "capture"] = ""
+    blame: Literal["", "kernel", "capture", "torch.compile"] = ""
     seconds: dict[str, float] = field(default_factory=dict)
     spreads: dict[str, float] = field(default_factory=dict)
     choice: Choice | None = None
@@ -166,6 +169,8 @@ class RegionFound:
     @property
     def badness(self) -> float:
         """Its error in units of the bar; beyond 1 it is a fault."""
+        if self.blame == "torch.compile":
+            return 1.0
         error = self.errors[POSTLUDE]
         if error.astray > self.errors[EAGER].astray:
             return math.inf

@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
 from postlude.checking import memory, startup
-from postlude.checking.accuracy import Error, bar, distance
+from postlude.checking.accuracy import Error, as_good, bar, distance
 from postlude.checking.clock import race, speedup
 from postlude.checking.exact import widen, widened
 from postlude.checking.machine import roofs
@@ -19,17 +19,13 @@ from postlude.checking.result import EAGER, INDUCTOR, POSTLUDE, SIDES, Check, Co
 from postlude.checking.sides import Runner, Settings, collecting_warnings, counting, forget
 from postlude.checking.state import State, random_state, same_bits
 from postlude.checking.verdict import judge
-from postlude.errors import PostludeError
+from postlude.errors import CheckError, PostludeError
 from postlude.loading import Inputs
 
 #: Runs of each side that are compared bit by bit.
 RUNS = 3
 
 Progress = Callable[[str], object]
-
-
-class CheckError(PostludeError):
-    """There is nothing to check, or the model fails by itself."""
 
 
 def check(
@@ -41,7 +37,7 @@ def check(
     dynamic: bool | None = None,
     max_slowdown: float = Limits.slowdown,
     max_error: float | None = Limits.error,
-    seconds: float = 2.0,
+    seconds: float = 1.0,
     compile_times: bool = True,
     target: str | None = None,
     progress: Progress = lambda text: None,
@@ -148,19 +144,19 @@ class _Run:
     def everything(self, seconds: float, compile_times: bool) -> None:
         """All steps in order."""
         self.eager()
-        for side in (INDUCTOR, POSTLUDE):
-            if compile_times:
-                with startup.empty_caches() as variables:
+        with ExitStack() as after:
+            for side in (INDUCTOR, POSTLUDE):
+                if compile_times:
+                    # What was compiled there is not compiled again: here, nor for the Regions one by one.
+                    variables = after.enter_context(startup.empty_caches())
                     self.compile_times(side, variables)
-                    with startup.environment(variables):  # what was compiled there is not compiled again
-                        self.compiled(side)
-            else:
+                    after.enter_context(startup.environment(variables))
                 self.compiled(side)
-        self.stability()
-        self.accuracy()
-        self.speed(seconds)
-        self.memory()
-        self.regions()
+            self.stability()
+            self.accuracy()
+            self.speed(seconds)
+            self.memory()
+            self.regions()
         judge(self.found)
 
     def runner(self, side: str, index: int) -> Runner:
@@ -272,8 +268,15 @@ class _Run:
                 if limit is not None:
                     allowed = limit
                 kept = POSTLUDE not in errors or errors[POSTLUDE].within(allowed, error)
+                shared = (
+                    not kept
+                    and limit is None
+                    and INDUCTOR in errors
+                    and as_good(errors[POSTLUDE], errors[INDUCTOR], eager[name].dtype, largest, eager[name].numel())
+                )
                 dtype = str(eager[name].dtype).removeprefix("torch.")
-                self.found.tensors.append(Tensors(name, index, dtype, tuple(eager[name].shape), errors, allowed, kept))
+                shape = tuple(eager[name].shape)
+                self.found.tensors.append(Tensors(name, index, dtype, shape, errors, allowed, kept or shared, shared))
 
     def _reference(self, index: int) -> dict[str, Tensor]:
         if self.found.draws:
@@ -423,4 +426,4 @@ def _told(error: BaseException) -> str:
     return f"{type(inner).__name__}: {lines[0]}" if lines else type(inner).__name__
 
 
-__all__ = ["CheckError", "check", "input_sets", "wants_gradients"]
+__all__ = ["check", "input_sets", "wants_gradients"]

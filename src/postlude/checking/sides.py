@@ -1,7 +1,5 @@
 """The sides of a check: one model run by eager, Inductor and Postlude, each with guards of its own."""
 
-import itertools
-import types
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -16,6 +14,7 @@ from postlude.checking.result import EAGER, POSTLUDE, Compiling
 from postlude.checking.values import named_tensors
 from postlude.loading import Inputs
 from postlude.options import Options
+from postlude.twins import separate
 
 
 @dataclass(frozen=True)
@@ -35,37 +34,6 @@ class Settings:
             separate(function), backend=side, mode=self.mode, options=options or None, dynamic=self.dynamic
         )
         return compiled  # type: ignore[no-any-return]
-
-
-def separate(function: Callable[..., Any]) -> Callable[..., Any]:
-    """A function that calls the model, with a code object of its own, on which Dynamo keeps what it compiles.
-
-    Without it, each side would walk the guards of the others, and count against their limit of compilations: modules of torch
-    itself (`nn.Sequential`) even share one code object in the whole process.
-    """
-    if isinstance(function, types.FunctionType):
-        return _renewed(function)
-    if isinstance(function, types.MethodType) and isinstance(function.__func__, types.FunctionType):
-        return types.MethodType(_renewed(function.__func__), function.__self__)
-
-    def call(*args: Any, **kwargs: Any) -> Any:
-        return function(*args, **kwargs)
-
-    assert isinstance(call, types.FunctionType)
-    return _renewed(call)
-
-
-def _renewed(function: types.FunctionType) -> types.FunctionType:
-    # By the name Dynamo remembers which sizes have varied: one side must not learn from another.
-    code = function.__code__.replace(co_name=f"{function.__code__.co_name}_{next(_twins)}")
-    twin = types.FunctionType(code, function.__globals__, function.__name__, function.__defaults__, function.__closure__)
-    twin.__kwdefaults__ = function.__kwdefaults__
-    twin.__module__ = function.__module__
-    twin.__qualname__ = function.__qualname__
-    return twin
-
-
-_twins = itertools.count()
 
 
 class Rewindable(Protocol):

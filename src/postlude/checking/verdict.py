@@ -82,9 +82,25 @@ def _slow(found: Check) -> list[str]:
         if ratio is not None and ratio.high * found.limits.slowdown < 1:
             failures.append(
                 f"Postlude takes {1 / ratio.median:.2f} times as long as {_NAMES[best or EAGER]} for set {speed.input_set} of the"
-                f" inputs, where {found.limits.slowdown:.2f} times are allowed"
+                f" inputs, where {found.limits.slowdown:.2f} times are allowed{_overhead(speed)}"
             )
     return failures
+
+
+#: A model of less than these seconds a call can lose to eager by what a call of compiled code costs.
+TINY = 1e-3
+
+
+def _overhead(speed: Speed) -> str:
+    """What is said where eager is faster than both, in a call so short that what surrounds compiled code is the reason."""
+    ratio = speed.speedups.get(INDUCTOR)
+    if speed.best_other != EAGER or ratio is None or ratio.high < 1 or speed.latencies[EAGER].median > TINY:
+        return ""
+    inductor, eager = speed.latencies[INDUCTOR].median, speed.latencies[EAGER].median
+    return (
+        f" (Inductor takes {inductor / eager:.2f} times as long: in a call of {eager * 1e6:.0f} µs, what torch.compile does"
+        " around the kernels outweighs them)"
+    )
 
 
 def _speed(found: Check) -> str:
@@ -97,7 +113,8 @@ def _speed(found: Check) -> str:
         return f"as fast as {over}, within the spread"
     if found.speedup >= 1:
         return f"{found.speedup:.2f} times as fast as {over}"
-    return f"slower than {over} ({found.speedup:.2f} times its speed), within what is allowed"
+    overhead = next((text for speed, _ in ratios if (text := _overhead(speed))), "")
+    return f"slower than {over} ({found.speedup:.2f} times its speed), within what is allowed{overhead}"
 
 
 def _of_best(speed: Speed) -> Ratio | None:
@@ -110,6 +127,9 @@ def _accuracy(found: Check) -> str:
         return "right in every Region on its own (the model draws random numbers, so outputs were not compared)"
     if found.limits.error is not None:
         return f"within the error of {found.limits.error:.1e} that is allowed"
+    if shared := [tensors for tensors in found.tensors if tensors.shared]:
+        worst = max(shared, key=_excess)
+        return f"as accurate as Inductor; torch.compile computes {worst.name}{_and_others(shared)} otherwise than eager, in both"
     return "as accurate as eager"
 
 

@@ -203,15 +203,15 @@ def _speed_plot(check: Check) -> Plot | None:
     rows = []
     for speed in check.speeds:
         longest = max(latency.p90 for latency in speed.latencies.values())
-        typical = max(latency.p50 for latency in speed.latencies.values())
+        typical = max(latency.median for latency in speed.latencies.values())
         end = min(longest, 2 * typical) * 1.02
         marks = []
         for side, latency in speed.latencies.items():
             tip = (
-                f"{words.NAMES[side]}: median {words.seconds(latency.p50)} {words.spread(latency)}, 90% within"
+                f"{words.NAMES[side]}: median {words.seconds(latency.median)} {words.spread(latency)}, 90% within"
                 f" {words.seconds(latency.p90)}, 99% within {words.seconds(latency.p99)}; {latency.calls} calls"
             )
-            marks.append(Mark(side, 100 * latency.p50 / end, words.seconds(latency.p50), tip))
+            marks.append(Mark(side, 100 * latency.median / end, words.seconds(latency.median), tip))
         best = speed.best_other
         note = f"{words.ratio(speed.speedups[best])} as fast as {words.NAMES[best]}" if best in speed.speedups and best else ""
         rows.append(Row(check.input_sets[speed.input_set], note, marks))

@@ -78,7 +78,7 @@ def _speed(check: Check) -> Group | None:
         for side, latency in speed.latencies.items():
             table.add_row(
                 words.NAMES[side],
-                Text(words.seconds(latency.p50), style="bold" if side == POSTLUDE else ""),
+                Text(words.seconds(latency.median), style="bold" if side == POSTLUDE else ""),
                 words.spread(latency),
                 words.seconds(latency.p90),
                 words.seconds(latency.p99),
@@ -102,7 +102,7 @@ def _accuracy(check: Check) -> Table | None:
             f"{row.dtype}[{', '.join(map(str, row.shape))}]",
             *(words.error(error) for error in row.errors.values()),
             f"{row.bar:.1e}",
-            "[green]ok[/]" if row.kept else "[red]too large[/]",
+            "[yellow]as Inductor's[/]" if row.shared else "[green]ok[/]" if row.kept else "[red]too large[/]",
         )
     if len(rows) > MOST_ROWS:
         table.add_row(Text(f"... and {len(rows) - MOST_ROWS} more with smaller errors beside what is allowed", style="dim"))

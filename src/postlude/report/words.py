@@ -47,7 +47,7 @@ def error(value: Error | None) -> str:
 
 
 def ratio(value: Ratio | None) -> str:
-    """``1.99x (1.95 to 2.03)``: the median and the quartiles."""
+    """``1.99x (1.95 to 2.03)``: of the medians, and the quartiles of the rounds."""
     return "–" if value is None else f"{value.median:.2f}x ({value.low:.2f} to {value.high:.2f})"
 
 

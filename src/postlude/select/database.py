@@ -13,7 +13,8 @@ Rules, each for a reason:
   safe, and wherever SQLite can't have it.
 - A claim names its process. It ends with that process, or after its lease where the process can't be seen from here. Two
   processes that measure the same thing are a waste and no error.
-- What is corrupt is moved aside under another name, never removed, and salvaged as far as rows can be read.
+- A database of ours that is corrupt is moved aside under another name, never removed, and salvaged as far as rows can be read.
+  Any other file is left as it is: whoever named it by mistake wants it back.
 
 Nothing here decides what to do when the disk or the file fails: see knowledge.py.
 """
@@ -77,6 +78,9 @@ _NETWORK = frozenset(
 #: SQLite's codes of a file that is corrupt, or no database.
 _CORRUPT = (11, 26)
 
+#: A part of our tables' definitions, which SQLite keeps as text at the beginning of the file.
+_SIGN, _HEAD = b"call TEXT NOT NULL, peer TEXT NOT NULL, environment TEXT NOT NULL", 1 << 16
+
 #: What names an entry: the call's digest, the peer, the environment's digest.
 Key = tuple[str, str, str]
 
@@ -85,8 +89,15 @@ class NewerDatabaseError(sqlite3.DatabaseError):
     """The file was made by a newer version."""
 
 
-class ForeignDatabaseError(sqlite3.DatabaseError):
-    """The file is a database, or empty, and not one of ours."""
+class ForeignFileError(sqlite3.DatabaseError):
+    """The file is another program's database, a text or the like, which is left as it is."""
+
+    def __init__(self) -> None:
+        super().__init__("it is no tuning database of Postlude's, and was left as it is")
+
+
+class EmptyFileError(sqlite3.DatabaseError):
+    """There is nothing in the file."""
 
 
 class NoFileError(sqlite3.DatabaseError):
@@ -94,8 +105,8 @@ class NoFileError(sqlite3.DatabaseError):
 
 
 def is_corrupt(error: BaseException) -> bool:
-    """Whether an error says that the file itself is broken."""
-    if isinstance(error, ForeignDatabaseError):
+    """Whether an error says that a database of ours is broken."""
+    if isinstance(error, EmptyFileError):
         return True
     return isinstance(error, sqlite3.Error) and getattr(error, "sqlite_errorcode", 0) & 0xFF in _CORRUPT
 
@@ -325,12 +336,29 @@ class Database:
             (version,) = connection.execute("PRAGMA user_version").fetchone()
             if version > _SCHEMA_VERSION:
                 raise NewerDatabaseError(f"it was made by a newer version of Postlude (tables of version {version})")
-            if not connection.execute("SELECT 1 FROM sqlite_schema WHERE name = 'identity'").fetchone():
-                raise ForeignDatabaseError("it has none of our tables")
-        except BaseException:
+            if not self.path.stat().st_size:
+                raise EmptyFileError("it is empty")
+            tables = connection.execute("SELECT count(*) FROM sqlite_schema WHERE name IN ('entries', 'claims', 'identity')")
+            if tables.fetchone()[0] != 3:
+                raise ForeignFileError
+        except BaseException as error:
             connection.close()
+            if is_corrupt(error) and not is_ours(self.path):
+                raise ForeignFileError from error
             raise
         return connection
+
+
+def is_ours(path: Path) -> bool:
+    """Whether a file is a tuning database, also a broken one: it shows our tables, or is empty, or lies in our own folder."""
+    if path == _own_path():
+        return True
+    try:
+        with path.open("rb") as file:
+            head = file.read(_HEAD)
+    except OSError:
+        return False
+    return not head or _SIGN in head
 
 
 def _insert(connection: sqlite3.Connection, entry: Entry) -> None:
@@ -463,4 +491,9 @@ def _start_time(process: int) -> str | None:
 
 def default_path() -> Path:
     """Where the user's database is: POSTLUDE_TUNING_DB, else `tuning/tuning.db` in the cache folder."""
-    return cache.named_path("POSTLUDE_TUNING_DB") or cache.folder() / "tuning" / "tuning.db"
+    return cache.named_path("POSTLUDE_TUNING_DB") or _own_path()
+
+
+def _own_path() -> Path:
+    """Where nobody but us puts a file."""
+    return cache.folder() / "tuning" / "tuning.db"

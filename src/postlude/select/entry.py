@@ -28,6 +28,9 @@ VERSION = 1
 #: Characters of a line; a Region with twenty candidates takes five thousand.
 _LONGEST = 1 << 20
 
+#: A difference that other versions of the driver, the compilers or a kernel's source will not have turned around.
+CLEAR = 0.05
+
 _ISAS = frozenset({"", "portable", "avx2", "avx512", "avx512_bf16", "amx_bf16"})
 
 
@@ -107,6 +110,14 @@ class Entry:
         left = [c for c in self.candidates if c.seconds is not None and c.variant.name not in self.failed and usable(c.variant)]
         won = [c for c in left if c.variant.name == self.winner]
         return won[0] if won else min(left, key=lambda c: c.seconds or math.inf, default=None)
+
+    @property
+    def clear(self) -> bool:
+        """Whether the winner beat the incumbent by more than `CLEAR`, even at the unfavourable ends of both intervals."""
+        won, ruled = self.measured(self.winner), self.measured(self.incumbent)
+        if self.winner in self.failed:
+            return False
+        return won.high is not None and ruled.low is not None and won.high < ruled.low * (1 - CLEAR)
 
     def choice(self, origin: Origin, usable: Callable[[Variant], bool] = lambda variant: True) -> Choice | None:
         """What the entry chooses of what is usable; None if nothing is."""

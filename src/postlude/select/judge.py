@@ -10,16 +10,18 @@ from math import prod
 
 import torch
 
-from postlude.capture.grow import Growth
+from postlude.capture.grow import VIEWS, Growth
+from postlude.capture.norms import DEFERRED
 from postlude.capture.rewrite import Plan
 from postlude.capture.sizes import hint
+from postlude.errors import MeasurementFailed
 from postlude.ir import Contract, Reduce, Region
 from postlude.options import Options
 from postlude.select.choice import UNFUSED, Candidate, Choice
 from postlude.select.knowledge import knowledge
-from postlude.select.measure import MeasurementFailed, Packing, packing_of
+from postlude.select.measure import Packing, packing_of
 from postlude.select.rows import by_rows, few_rows, has_epilogue
-from postlude.select.subject import environment, peer, planned_call
+from postlude.select.subject import environment, peer, planned_bounds, planned_call
 from postlude.select.tune import tuned
 from postlude.targets.base import TARGETS, available, serving, target
 
@@ -39,11 +41,30 @@ def judge_for(options: Options, is_inference: bool = False) -> Judge:
             return _kept(plan, growth, "fuse_all is set")
         packing = packing_of(plan) if options.freeze and is_inference and device == "cpu" else Packing()
         ruled = rule(plan, growth)
-        if options.tune:
-            return _tuned(plan, growth, ruled, packing)
-        return _known(plan, growth, packing) or ruled
+        choice = _tuned(plan, growth, ruled, packing) if options.tune else _known(plan, growth, packing) or ruled
+        return choice if choice.unfused else _loses(plan, growth, packing) or choice
 
     return judge
+
+
+def _loses(plan: Plan, growth: Growth, packing: Packing) -> Choice | None:
+    """Where sizes vary: that calls which the graph will serve were measured to be slower with the Region.
+
+    Kernels are chosen for each call, the Region's being in the graph once for all. Inductor's code for the nodes, which a call
+    could go to instead, would have to be in it a second time. So one bucket that loses decides: never slower comes first. Who
+    needs the others' gain declares the range of sizes (`max=`), or compiles a function for each.
+    """
+    if knowledge().empty or not (bounds := planned_bounds(plan)):
+        return None
+    device = growth.first.left.node.meta["val"].device.type
+    call = planned_call(plan, packed=bool(packing.operands))
+    names = _names(plan, growth)
+    for entry in knowledge().of_graph(call, bounds, peer(), environment(device, plan.region)):
+        choice = entry.choice("user database", lambda variant: variant.target in (*names, UNFUSED))
+        if choice is not None and choice.unfused:
+            sizes = ", ".join(f"{axis} = {size}" for axis, size in entry.call.sizes if axis in bounds)
+            return replace(choice, reason=f"sizes vary, and for {sizes} {choice.reason}")
+    return None
 
 
 def _tuned(plan: Plan, growth: Growth, ruled: Choice, packing: Packing) -> Choice:
@@ -122,7 +143,15 @@ def _pays_on_a_gpu(plan: Plan, growth: Growth) -> str | None:
         return None
     if not has_epilogue(plan.region):
         return None if few and "blas" in names else "cuBLAS is as fast for many rows without an epilogue"
+    if not few and _is_one_call(growth):
+        return "cuBLAS adds a bias as well"
     return None if "cute" in names else "no CuTe kernel of this form"
+
+
+def _is_one_call(growth: Growth) -> bool:
+    """Whether all that a Region computes is one `addmm`."""
+    gemms = {gemm.node for gemm in growth.gemms}
+    return growth.prologue is None and all(node in gemms or node.target in VIEWS for node in growth.values)
 
 
 def _totals(plan: Plan, growth: Growth) -> str | None:
@@ -137,6 +166,8 @@ def _totals(plan: Plan, growth: Growth) -> str | None:
         return None
     left = growth.first.left
     elements = prod(map(hint, growth.rows)) * max(map(hint, growth.widths.values()))
+    if any(DEFERRED in node.meta for node in growth.values):
+        return None if elements >= _LEAST_FOR_NORMS else "a norm of so few elements costs less in a kernel of its own"
     least = _LEAST_FOR_ROWS if totals - {"m"} else _LEAST_FOR_COLUMNS
     if hint(left.shape[-2 if left.transposed else -1]) < _LONG or elements < least:
         return "a reduction costs less in a kernel of its own"
@@ -146,6 +177,9 @@ def _totals(plan: Plan, growth: Growth) -> str | None:
 #: Sizes from which reductions pay as results: of the contracted axis, and of the tile that is reduced to rows and to columns.
 _LONG = 4096
 _LEAST_FOR_ROWS, _LEAST_FOR_COLUMNS = 8192 * 4096, 2048 * 4096
+
+#: Elements of a stream from which its norm is deferred.
+_LEAST_FOR_NORMS = 2048 * 4096
 
 
 def _k(plan: Plan, contraction: Contract) -> str:

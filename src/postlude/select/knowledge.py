@@ -20,7 +20,7 @@ from postlude.ir import Region
 from postlude.select.choice import UNFUSED, Choice, Origin
 from postlude.select.database import Database, default_path, is_corrupt
 from postlude.select.entry import Entry, EntryError
-from postlude.select.subject import Call, digest, environment
+from postlude.select.subject import Bounds, Call, digest, environment, same_graph
 from postlude.select.variants import Variant
 
 T = TypeVar("T")
@@ -70,20 +70,37 @@ class Knowledge:
         """
         if (entry := self.own(call, peer, environment)) is not None:
             return _choice(entry, "user database", names)
-        entry = shipped().get(call.digest())
-        return _choice(entry, "shipped database", names) if entry is not None and _holds(entry, environment) else None
+        entry = self._shipped(call, environment)
+        return _choice(entry, "shipped database", names) if entry is not None and entry.peer == peer else None
+
+    def of_graph(self, call: Call, bounds: Bounds, peer: str, environment: dict[str, str]) -> list[Entry]:
+        """What is known of all calls that a graph serves which is compiled for `call`, where sizes vary within `bounds`."""
+        none: list[Entry] = []
+        stored = self._read(lambda: self.database.of_region(call.region), none)
+        found = {e.call: e for e in shipped().values() if e.call.region == call.region and _holds(e, environment)}
+        own = [e for e in (*stored, *self.remembered.values()) if e.peer == peer and e.environment == environment]
+        found |= {e.call: e for e in own}
+        return [entry for other, entry in found.items() if same_graph(call, other, bounds)]
 
     def kernel(self, call: Call, around: dict[str, str], names: Sequence[str]) -> tuple[Variant, Entry] | None:
         """The fastest kernel of a call in this environment, whatever it was compared with; None where nothing is known."""
         key = call.digest()
         entries = [e for (c, _, where), e in self.remembered.items() if c == key and where == digest(around)]
         entry = entries[-1] if entries else self._read(lambda: self.database.find(key, digest(around)), None)
+        entry = entry or self._shipped(call, around)
         if entry is None:
-            entry = shipped().get(key)
-            if entry is None or not _holds(entry, around):
-                return None
+            return None
         best = entry.best(lambda variant: variant.target in names)
         return (best.variant, entry) if best is not None else None
+
+    def _shipped(self, call: Call, here: dict[str, str]) -> Entry | None:
+        """The shipped entry of a call, with what failed of it here, if it says something about this environment."""
+        entry = shipped().get(call.digest())
+        if entry is None:
+            return None
+        key = entry.key
+        entry = self.remembered.get(key) or self._read(lambda: self.database.get(key), None) or entry
+        return entry if _holds(entry, here) else None
 
     def digest(self) -> str:
         """Changes when graphs that were compiled by this knowledge may have to be compiled anew."""
@@ -139,7 +156,7 @@ class Knowledge:
             if self._set_aside(error):
                 return self._read(read, nothing)
             self.reads = self.writes = False
-            self._warn(f"can't be read: {error}. Regions are chosen by the rules.")
+            self._warn(f"can't be used: {error}. Regions are chosen by the rules.")
             return nothing
 
     def _write(self, write: Callable[[], object]) -> bool:
@@ -185,9 +202,13 @@ def _choice(entry: Entry, origin: Origin, names: Sequence[str]) -> Choice | None
     return entry.choice(origin, lambda variant: variant.target in usable)
 
 
-def _holds(entry: Entry, environment: dict[str, str]) -> bool:
-    """Whether a shipped entry is of the kernels that this version generates. Versions of other packages may differ a little."""
-    return entry.environment.get("generator") == environment["generator"]
+def _holds(entry: Entry, here: dict[str, str]) -> bool:
+    """Whether a shipped entry says something about this environment.
+
+    In its own, all that was measured. With other versions, of which there are many, or kernels whose sources have changed since:
+    that a candidate is clearly faster than what the rules choose, if the kernels are of the same generation.
+    """
+    return entry.environment == here or (entry.environment.get("generation") == here.get("generation") and entry.clear)
 
 
 @lru_cache(maxsize=1)

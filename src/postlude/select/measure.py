@@ -19,14 +19,14 @@ from torch.fx import Graph, GraphModule, Node
 
 from postlude.capture.rewrite import Plan, extract
 from postlude.capture.sizes import hint
-from postlude.errors import KernelBuildError, KernelLoadError, PostludeError
+from postlude.errors import KernelBuildError, KernelLoadError, MeasurementFailed
 from postlude.inductor import FROZEN
 from postlude.ir import to_text
 from postlude.op import allocate_results, overload
 from postlude.select.clock import cold_sets, cycle
 from postlude.select.entry import Measured
 from postlude.select.race import Result, race, winner
-from postlude.select.variants import UNFUSED_VARIANT, Variant, variants
+from postlude.select.variants import UNFUSED_VARIANT, Variant, start_compiling, variants
 
 #: Inductor by itself, whatever is configured: without our pass, and without graphs of its own, since the clock records one.
 _ALONE = {"post_grad_custom_pre_pass": None, "triton.cudagraphs": False}
@@ -34,13 +34,6 @@ _ALONE = {"post_grad_custom_pre_pass": None, "triton.cudagraphs": False}
 #: Mean difference of a candidate's results from Inductor's over their mean size above which the candidate is wrong, by the bytes
 #: of a result's elements. Rounding is a hundredth of it.
 _WRONG = {1: 0.5, 2: 0.1, 4: 0.01, 8: 1e-6}
-
-
-class MeasurementFailed(PostludeError):
-    """Nothing could be measured: Inductor's code for the nodes, with which all is compared, did not run, or memory was short."""
-
-    def __init__(self, error: BaseException) -> None:
-        super().__init__(f"it could not be measured: {type(error).__name__}: {error}")
 
 
 class NotACandidate(Exception):
@@ -104,13 +97,15 @@ def measure(
             first = [_example(node.meta["val"], seed) for seed, node in enumerate(inputs)]
             size = sum(_bytes(value) for value in first)
             sets = [first, *([_again(value) for value in first] for _ in range(cold_sets(device, size) - 1))]
+            operands = _operands(plan, inputs, first)
+            tensors = [*operands, *allocate_results(plan.region, operands)]
+            tried = variants(plan.region, names, tensors)
+            start_compiling(plan.region, tried, tensors)
             unfused = elsewhere(lambda: through_inductor(graph, first), check)
             wanted = _tensors(unfused(*first))
             cycles = {UNFUSED_VARIANT.name: cycle(unfused, sets)}
         except Exception as error:
             raise MeasurementFailed(error) from error
-        operands = _operands(plan, inputs, first)
-        tried = variants(plan.region, names, [*operands, *allocate_results(plan.region, operands)])
         errors: dict[str, str] = {}
         for variant in tried:
             check()

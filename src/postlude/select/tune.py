@@ -70,6 +70,11 @@ class Session:
         if self.deadline is not None and time.monotonic() > self.deadline:
             raise BudgetSpent
 
+    def check_measurement(self) -> None:
+        """The same while something is measured. The first is measured whatever it takes: no run is for nothing."""
+        if self.measured:
+            self.check()
+
     def note(self, entry: Entry, measured: bool) -> None:
         """Take in what is known or was measured for a call."""
         if entry.key not in self.measured:
@@ -176,8 +181,9 @@ def once(
     if (entry := found()) is None:
         with measuring(device, session.check):
             while (entry := found()) is None:
-                session.check()
+                session.check_measurement()
                 if not known.claim(key, owner):
+                    session.check()
                     time.sleep(_POLL)
                     continue
                 try:
@@ -196,7 +202,7 @@ def _renewing(known: Knowledge, key: tuple[str, str, str], owner: str, session: 
     last = [time.monotonic()]
 
     def check() -> None:
-        session.check()
+        session.check_measurement()
         if time.monotonic() - last[0] > LEASE / 4:
             last[0] = time.monotonic()
             known.claim(key, owner)

@@ -5,6 +5,7 @@ knows the configuration.
 """
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -88,3 +89,14 @@ def variants(region: Region, names: Sequence[str], tensors: Sequence[Tensor]) ->
     """
     own = [Variant(name) for name in names]
     return own + [Variant(name, one) for name in names for one in target(name).worth_measuring(region, tensors)]
+
+
+def start_compiling(region: Region, tried: Sequence[Variant], tensors: Sequence[Tensor]) -> None:
+    """Let what takes seconds to compile be compiled in other processes, several at once, while the first are measured.
+
+    Only CuTe's kernels do. What goes wrong here is met again, with all that can be said about it, when the variant is called.
+    """
+    configurations = [variant.configuration for variant in tried if variant.target == "cute"]
+    if configurations:
+        with suppress(Exception):
+            target("cute").submit_each(region, tensors, configurations)  # type: ignore[attr-defined]

@@ -73,6 +73,10 @@ def configuration_from(cls: type[T], given: Mapping[str, Any]) -> T:
 #: Targets by device type, `aten`, the interpreter, serves whatever none of them does.
 TARGETS: dict[str, tuple[str, ...]] = {"cpu": ("cpp",), "cuda": ("cute", "triton", "blas")}
 
+#: For each target a number that grows where earlier measurements say nothing about its kernels any more: another mainloop,
+#: another meaning of a configuration. Changes that make kernels a little faster, or right where they were wrong, leave it.
+GENERATIONS = {"cpp": 1, "cute": 1, "triton": 1, "blas": 1}
+
 
 def target(name: str) -> Target:
     """A target by its name, imported when it is first needed."""

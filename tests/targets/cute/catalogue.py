@@ -41,6 +41,24 @@ _PROGRAMS = {
     " %3 = extent n; %4 = div %2, %3; %5 = where %mask, %2, %4; %6 = add %5, %tile; %7 = mul %6, %6; %8 = reduce sum n %7;"
     " %9 = div %8, %3; %10 = reduce sum m %6; %11 = reduce max n %6;"
     " yield [m, n] bf16 %6; yield [m] f32 %9; yield [n] bf16 %10; yield [m] f32 %11",
+    # Backward: GELU's derivative with the gradient of its bias, and both gradients of a SwiGLU, of what forward has saved.
+    "dgelu": f"{_HEAD} %tile = operand [m, n] bf16; %0 = const 0.5; %1 = const 1.0; %2 = const 0.7071067811865476;"
+    " %3 = mul %2, %tile; %4 = erf %3; %5 = add %1, %4; %6 = mul %0, %5; %7 = const -0.5; %8 = mul %tile, %tile; %9 = mul %7, %8;"
+    " %10 = exp %9; %11 = const 0.3989422804014327; %12 = mul %10, %11; %13 = mul %12, %tile; %14 = add %6, %13;"
+    " %acc = contract %x, %w : f32; %15 = mul %acc, %14; %16 = round_to bf16 %15; %17 = reduce sum m %16; yield [m, n] bf16 %15;"
+    " yield [n] bf16 %17",
+    "dswiglu": f"{_HEAD} %tile = operand [m, n] bf16; %tile1 = operand [m, n] bf16; %acc = contract %x, %w : f32; %0 = const 1.0;"
+    " %1 = neg %tile; %2 = exp %1; %3 = add %0, %2; %4 = div %tile, %3; %5 = round_to bf16 %4; %6 = mul %acc, %5;"
+    " %7 = mul %acc, %tile1; %8 = reciprocal %3; %9 = mul %0, %8; %10 = mul %7, %9; %11 = sub %0, %9; %12 = mul %11, %tile;"
+    " %13 = add %0, %12; %14 = mul %10, %13; yield [m, n] bf16 %6; yield [m, n] bf16 %14",
+    # A deferred norm: what the product before it gives, and a gated pair behind it.
+    "norm_before": f"{_HEAD} %tile = operand [m, n] bf16; %row = operand [n] bf16; %acc = contract %x, %w : f32;"
+    " %0 = add %acc, %tile; %1 = const 1.52587890625e-05; %2 = mul %0, %1; %3 = mul %2, %row; %4 = mul %0, %0;"
+    " %5 = reduce sum n %4; %6 = extent n; %7 = div %5, %6; %8 = const 1e-06; %9 = add %7, %8;"
+    " %10 = rsqrt %9; %11 = const 65536.0; %12 = mul %10, %11; yield [m, n] bf16 %0; yield [m, n] bf16 %3; yield [m] f32 %12",
+    "norm_behind": f"{_HEAD} %w1 = operand [n, k] bf16; %col = operand [m] f32; %acc = contract %x, %w : f32;"
+    " %0 = mul %acc, %col; %acc1 = contract %x, %w1 : f32; %1 = mul %acc1, %col; %2 = const 1.0; %3 = neg %0; %4 = exp %3;"
+    " %5 = add %2, %4; %6 = div %0, %5; %7 = round_to bf16 %6; %8 = mul %1, %7; yield [m, n] bf16 %8",
     "truths": f"{_HEAD} %mask = operand [m, n] bool; %keep = operand [m] bool; %some = operand [n] bool; %row = operand [n] bf16;"
     " %acc = contract %x, %w : f32; %0 = add %acc, %row; %1 = const 0.0; %2 = where %mask, %0, %1; %3 = logical_and %keep, %some;"
     " %4 = where %3, %2, %row; %5 = gt %4, %1; yield [m, n] bf16 %4; yield [m, n] bool %5",

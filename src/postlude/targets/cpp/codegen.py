@@ -18,7 +18,7 @@ from postlude.errors import PostludeError
 from postlude.ir import Apply, Const, Contract, Extent, Group, Operand, Reduce, Region, Round, Statement, Yield, to_text
 from postlude.ir.region import ROW_AXES
 from postlude.targets.cpp.codegen_ops import ACCUMULATORS, EXPRESSIONS, POWERS
-from postlude.targets.cpp.codegen_plan import Pass, Plan, plan, split_factor
+from postlude.targets.cpp.codegen_plan import Pass, Plan, behind_totals, plan, split_factor
 
 #: Storage types as include/postlude names them.
 TYPES: dict[torch.dtype, str] = {
@@ -33,6 +33,7 @@ _MOST_TENSORS = 64  # Tensors::kMost
 _MOST_SCRATCH_ROWS = 32  # Tensors::kMostScratchRows
 _MOST_CONTRACTIONS = 8  # kMaxContractions
 _MOST_GROUPS = 16  # kMaxGroups
+_MOST_TOTALS = 16  # kMaxTotals
 _COMMENT_COLUMN = 64
 _ROWS_AT_ONCE = 8  # a pass is done for so many rows before the next
 
@@ -81,11 +82,13 @@ def _check(region: Region) -> None:
     operands = region.operand_index
     for number, group in enumerate(region.groups):
         for statement in group.statements:
-            column = statement.axis if isinstance(statement, Reduce) else region.types[statement.name].column
+            over_columns = isinstance(statement, Reduce) and statement.axis not in ROW_AXES
+            column = statement.axis if over_columns else region.types[statement.name].column
             if column not in (None, group.column):
                 raise UnsupportedRegion(
                     f"%{statement.name} over the columns {column!r} is needed by results over {group.column!r}"
                 )
+        _check_totals(region, group, fed=any(c.left not in operands for c in group.contractions))
         previous = region.groups[number - 1].feeds if number else None
         if len({c.left in operands for c in group.contractions}) > 1 or any(
             c.left not in operands and c.left != previous for c in group.contractions
@@ -102,6 +105,28 @@ def _check(region: Region) -> None:
             lefts = {region.operands[operands[c.left]].dtype for c in group.contractions if c.left in operands}
             if rights | lefts != {torch.float64}:
                 raise UnsupportedRegion("a contraction that accumulates in f64 has operands of another type")
+
+
+def _check_totals(region: Region, group: Group, *, fed: bool) -> None:
+    """Sums over the rows are added up in tiles, and what is computed from them needs nothing else but numbers."""
+    late = behind_totals(group.statements)
+    totals = [s for s in group.statements if isinstance(s, Reduce) and s.name in late]
+    if not totals:
+        return
+    if region.batched or fed or group.feeds is not None:
+        raise UnsupportedRegion("it reduces the rows of several products, or of a chain")
+    if len(totals) > _MOST_TOTALS:
+        raise UnsupportedRegion(f"it has {len(totals)} sums over rows, at most {_MOST_TOTALS} are possible")
+    for total in totals:
+        if total.kind != "sum" or total.input in late or region.types[total.input].column is None or total.axis != "m":
+            raise UnsupportedRegion(f"%{total.name} is no plain sum over the rows of a tile")
+    for statement in group.statements:
+        if (
+            statement.name in late
+            and statement not in totals
+            and any(n not in late and region.types[n].axes for n in statement.inputs)
+        ):
+            raise UnsupportedRegion(f"%{statement.name} joins a sum over rows with another value")
 
 
 class _Source:
@@ -222,14 +247,35 @@ class _GroupWriter:
             f"  static constexpr bool whole_rows = {_bool(self.whole_rows)};",
             f"  static constexpr bool feeds_next = {_bool(group.feeds is not None)};",
             f"  static constexpr int rows_at_once = {self.rows_at_once};",
+            *([f"  static constexpr int totals = {len(self.plan.totals)};"] if self.plan.totals else []),
             "",
             f"  static void epilogue({', '.join(parameters[:5])},",
             f"                       {', '.join(parameters[5:])}) {{",
             *(f"    {line}" if line else "" for line in body),
             "  }",
+            *self._finish(),
             "};",
         ]
         return lines
+
+    def _finish(self) -> list[str]:
+        """What becomes of the sums over the rows."""
+        plan = self.plan
+        if not plan.totals:
+            return []
+        scalars = [s for s in plan.after if not self.region.types[s.name].axes]
+        body = [self._define(s.name, self._expression(s)) for s in scalars]
+        loop = [self._define(s.name, f"load<V>(sums[{i}] + c, Full{{}})") for i, s in enumerate(plan.totals)]
+        loop += [self._define(s.name, self._expression(s)) for s in plan.after if s not in scalars]
+        for index, result in plan.yields_after:
+            tensor, dtype = len(self.region.operands) + index, TYPES[result.dtype]
+            body.append(f"{dtype} *r_{index} = t.result<{dtype}>({tensor}, 0, 0);")
+            store = f"store<V>(r_{index} + c, {_name(result.value)}, which);"
+            loop.append(self._comment(store, self.source.yield_comments[index]))
+        body.append("columns<V>(nc, [&](int64_t c, auto which) __attribute__((always_inline)) {")
+        body += [*(f"  {line}" for line in loop), "});"]
+        start = f"static void finish(const Tensors &t, int64_t nc, {self.compute} *const *sums) {{"
+        return ["", f"  {start}", *(f"    {line}" for line in body), "  }"]
 
     def _operand(self, name: str) -> Operand:
         return self.operands[name][1]
@@ -267,6 +313,9 @@ class _GroupWriter:
             lines.append(
                 f"{self.compute} *const scratch{index} = Tensors::scratch_row<{self.compute}>({index}, rows * kept_stride);"
             )
+        for index, total in enumerate(self.plan.totals):
+            place = f"reinterpret_cast<{self.compute} *>(static_cast<char *>(next) + {index} * next_stride) + c0"
+            lines.append(f"{self.compute} *const total_{total.name} = {place};")
         defined, used = self._column_values(shared)
         for name in sorted(self.kept, key=[*defined].index):
             lines.append(f"{self._type(name)} {_name(name)}_of[rows_at_once];")
@@ -306,14 +355,14 @@ class _GroupWriter:
         for number, this in enumerate(self.plan.passes):
             defined |= {s.name: number for s in this.before if s not in shared}
             defined |= {r.name: number for r in this.reductions}
-            names = {name for s in [*this.before, *this.statements, *this.reductions] for name in s.inputs}
+            names = {name for s in [*this.before, *this.statements, *this.reductions, *this.totals] for name in s.inputs}
             names |= {y.value for _, y in [*this.yields, *this.yields_before]}
             used.append(names)
             self.kept |= {name for name in names if defined.get(name, number) < number}
         return defined, used
 
     def _used(self, passes: Iterable[Pass]) -> list[tuple[int, Operand]]:
-        names = {name for p in passes for s in [*p.before, *p.statements, *p.reductions] for name in s.inputs}
+        names = {name for p in passes for s in [*p.before, *p.statements, *p.reductions, *p.totals] for name in s.inputs}
         names |= {y.value for p in passes for _, y in [*p.yields, *p.yields_before]}
         return [(i, o) for i, o in enumerate(self.region.operands) if o.name in names]
 
@@ -371,7 +420,7 @@ class _GroupWriter:
             lines.append(self._define(name, f"load<V>(acc{index} + c, Full{{}}){factor}"))
         for name in this.loads:
             lines.append(f"const V {_name(name)} = load<V>({self._row(name)} + c, Full{{}});")
-        used = {name for s in [*this.statements, *this.reductions] for name in s.inputs}
+        used = {name for s in [*this.statements, *this.reductions, *this.totals] for name in s.inputs}
         for operand in self.region.operands:
             if operand.name in used and self.region.types[operand.name].column is not None:
                 lines.append(self._define(operand.name, f"load<V>(p_{operand.name} + c, which)"))
@@ -389,6 +438,10 @@ class _GroupWriter:
         if this.feeds and self.plan.fed is not None:
             lines.append(self._comment(f"store<V>(fed + c, {_name(self.plan.fed)}, Full{{}});", "for the next group"))
         lines += [f"{r.kind}_{r.name}.add({_name(r.input)}, which);" for r in this.reductions]
+        for total in this.totals:
+            place = f"total_{total.name} + c"
+            add = f"store<V>({place}, load<V>({place}, Full{{}}) + {_name(total.input)}, Full{{}});"
+            lines.append(self._comment(add, self.source.comments[total.name]))
         return lines
 
     def _factor_comment(self, group: Group) -> str:

@@ -4,7 +4,7 @@ A reduction is known only after a pass over the whole row, so what depends on it
 one for the maximum, one for the sum, one for the quotients. Everything that does not wait for a reduction shares a pass. A tile
 value that a later pass needs again is either computed again or kept in a row of memory that stays in L1: in the row of an
 accumulator that nobody needs any more, or in a scratch row. Values without a column axis are computed once per row, between the
-passes.
+passes. A sum over the rows is known at the very end, when all rows are done: a pass only adds to it.
 
 Here are no C++ and no text; `codegen` writes the plan down.
 """
@@ -47,6 +47,7 @@ class Pass:
         feeds: whether the tile that the next group contracts is written.
         notes: whether the factor of that tile is noted for the next group.
         reductions: fed by this loop.
+        totals: sums over the rows that this loop adds to.
     """
 
     before: list[Statement] = field(default_factory=list)
@@ -59,11 +60,12 @@ class Pass:
     feeds: bool = False
     notes: bool = False
     reductions: list[Reduce] = field(default_factory=list)
+    totals: list[Reduce] = field(default_factory=list)
 
     @property
     def has_loop(self) -> bool:
         """Whether anything is done per column."""
-        return bool(self.yields or self.feeds or self.reductions)
+        return bool(self.yields or self.feeds or self.reductions or self.totals)
 
 
 @dataclass(frozen=True)
@@ -71,13 +73,17 @@ class Plan:
     """The passes of a group's epilogue, and where kept values lie.
 
     `fed` is the tile that the next group contracts, `factor` what each row of its product must then be multiplied by (see
-    `split_factor`), if anything.
+    `split_factor`), if anything. `after` is what is computed when all rows are done, from `totals`, the sums over them, and
+    `yields_after` what is then stored.
     """
 
     passes: tuple[Pass, ...]
     rows: Mapping[str, Row]
     fed: str | None
     factor: str | None
+    totals: tuple[Reduce, ...] = ()
+    after: tuple[Statement, ...] = ()
+    yields_after: tuple[tuple[int, Yield], ...] = ()
 
     @property
     def scratch_rows(self) -> int:
@@ -110,6 +116,15 @@ def split_factor(region: Region, group: Group) -> tuple[str | None, str | None]:
     return group.feeds, None
 
 
+def behind_totals(statements: Iterable[Statement]) -> set[str]:
+    """Those of the statements that are sums over the rows, or are computed from one."""
+    found: set[str] = set()
+    for statement in statements:
+        if (isinstance(statement, Reduce) and statement.axis == "m") or not found.isdisjoint(statement.inputs):
+            found.add(statement.name)
+    return found
+
+
 class _Planner:
     def __init__(self, region: Region, group: Group) -> None:
         self.region = region
@@ -117,6 +132,7 @@ class _Planner:
         self.definitions: dict[str, Statement] = {s.name: s for s in group.statements}
         self.contractions: dict[str, Contract] = {c.name: c for c in group.contractions}
         self.operands: dict[str, Operand] = {o.name: o for o in region.operands}
+        self.late = behind_totals(group.statements)
         self.stages = self._stages()
         self.fed, self.factor = split_factor(region, group)
 
@@ -128,18 +144,26 @@ class _Planner:
         stages: dict[str, int] = dict.fromkeys([*self.operands, *self.contractions], 0)
         for statement in self.group.statements:
             ready = max((stages[name] for name in statement.inputs), default=0)
-            stages[statement.name] = ready + isinstance(statement, Reduce)
+            stages[statement.name] = ready + (isinstance(statement, Reduce) and statement.name not in self.late)
         return stages
 
     def plan(self) -> Plan:
         last = max(self.stages[name] for name in [*self.definitions, *self.contractions])
         passes = [Pass() for _ in range(last + 1)]
+        totals = tuple(s for s in self.group.statements if isinstance(s, Reduce) and s.name in self.late)
+        ends = [y.value for _, y in self.group.yields if y.value not in self.late] + [s.input for s in totals]
+        early = self.group.behind([*ends, *([self.group.feeds] if self.group.feeds else [])])
         for statement in self.group.statements:
-            if isinstance(statement, Reduce):
+            if statement.name in self.late:
+                if isinstance(statement, Reduce):
+                    passes[self.stages[statement.input]].totals.append(statement)
+            elif isinstance(statement, Reduce):
                 passes[self.stages[statement.input]].reductions.append(statement)
-            elif not self.looped(statement.name):
+            elif not self.looped(statement.name) and statement.name in early:
                 passes[self.stages[statement.name]].before.append(statement)
         for index, result in self.group.yields:
+            if result.value in self.late:
+                continue
             this = passes[self.stages[result.value]]
             (this.yields if self.looped(result.value) else this.yields_before).append((index, result))
         if self.fed is not None:
@@ -147,7 +171,11 @@ class _Planner:
         if self.factor is not None:
             passes[self.stages[self.factor]].notes = True
         self._schedule(passes)
-        return Plan(tuple(passes), self._allocate(passes), self.fed, self.factor)
+        late = [s for s in self.group.statements if s.name in self.late and s not in totals]
+        numbers = self.group.behind(name for s in late for name in s.inputs if name not in self.late)
+        after = tuple(s for s in self.group.statements if s in late or s.name in numbers)
+        yields_after = tuple((index, result) for index, result in self.group.yields if result.value in self.late)
+        return Plan(tuple(passes), self._allocate(passes), self.fed, self.factor, totals, after, yields_after)
 
     def _schedule(self, passes: list[Pass]) -> None:
         """Fill in what each loop computes, loads and keeps."""
@@ -156,7 +184,7 @@ class _Planner:
         for number, this in enumerate(passes):
             loads: set[str] = set()
             computes: set[str] = set()
-            stack = [y.value for _, y in this.yields] + [r.input for r in this.reductions]
+            stack = [y.value for _, y in this.yields] + [r.input for r in (*this.reductions, *this.totals)]
             if this.feeds and self.fed is not None:
                 stack.append(self.fed)
             while stack:

@@ -42,6 +42,7 @@ __all__ = [
     "load",
     "source",
     "submit",
+    "submit_each",
     "unavailable",
     "unsupported",
     "worth_measuring",
@@ -87,13 +88,25 @@ def submit(region: Region, tensors: Sequence[Tensor], device: torch.device, *, r
     submit(region, tensors, device, rows_vary=rows_vary)
 
 
+def submit_each(region: Region, tensors: Sequence[Tensor], configurations: Sequence[Configuration | None]) -> None:
+    """Start compiling in the background what is to be measured; see `launcher.submit_each`."""
+    from postlude.targets.cute.configurations import serves_pairs
+    from postlude.targets.cute.form import forms
+    from postlude.targets.cute.launcher import submit_each
+    from postlude.targets.cute.toolchain import refused
+
+    paired = any(form.paired for form in forms(region))
+    if refused(tensors[0].device) is False:
+        submit_each(region, tensors, [c for c in configurations if c is None or not paired or serves_pairs(c)])
+
+
 def candidates(region: Region, m: int, n: int, k: int, capability: tuple[int, int], processors: int = 132) -> list[Configuration]:
     """Configurations worth measuring for a Region's first group: the one that is chosen, then by expected time."""
     from postlude.targets.cute.configurations import Problem, choose, ranked
     from postlude.targets.cute.form import forms
 
-    paired = forms(region)[0].paired
-    problem = Problem(m, n * (2 if paired else 1), k, paired=paired)
+    form = forms(region)[0]
+    problem = Problem(m, n * (2 if form.paired else 1), k, paired=form.paired, crowded=form.crowded)
     every = [choose(problem, capability[0], processors), *ranked(problem, capability[0], processors)]
     return list(dict.fromkeys(every))
 

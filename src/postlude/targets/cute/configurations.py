@@ -60,13 +60,17 @@ class Configuration:
 
 @dataclass(frozen=True)
 class Problem:
-    """What a choice depends on: sizes (columns of a pair count twice), and whether accumulator columns are pairs."""
+    """What a choice depends on: sizes (columns of a pair count twice), and whether accumulator columns are pairs.
+
+    `crowded`: whether the epilogue needs registers beside those of the accumulator, for reductions or several tiles.
+    """
 
     m: int
     n: int
     k: int
     batch: int = 1
     paired: bool = False
+    crowded: bool = False
 
 
 @dataclass(frozen=True)
@@ -121,10 +125,19 @@ _BY_MAJOR = {9: _sm90, 10: _sm100, 12: _sm120}
 
 
 @lru_cache
-def configurations(major: int, paired: bool, swept: bool = False) -> tuple[Configuration, ...]:
+def configurations(major: int, paired: bool, swept: bool = False, crowded: bool = False) -> tuple[Configuration, ...]:
     """The configurations to choose from on a compute capability, in order of preference; with `swept`, all worth measuring."""
     found = dict.fromkeys(_BY_MAJOR[major](paired, swept))
-    return tuple(c for c in found if not paired or serves_pairs(c))
+    return tuple(c for c in found if (not paired or serves_pairs(c)) and (swept or not crowded or has_room(c)))
+
+
+def has_room(configuration: Configuration) -> bool:
+    """Whether a warpgroup's registers have room for more than its accumulator.
+
+    With 128 x 192 numbers for one warpgroup, reductions and a second tile to read were moved to local memory (ptxas, sm_90a);
+    with 128 x 160 nothing was.
+    """
+    return not configuration.pingpong or configuration.tile_m * configuration.tile_n <= 128 * 160
 
 
 def serves_pairs(configuration: Configuration) -> bool:
@@ -153,12 +166,12 @@ _AS_GOOD = 1.01
 
 
 @lru_cache(maxsize=1024)
-def shortlist(n: int, k: int, paired: bool, major: int, processors: int) -> tuple[Configuration, ...]:
+def shortlist(n: int, k: int, paired: bool, major: int, processors: int, crowded: bool = False) -> tuple[Configuration, ...]:
     """The few configurations that serve a weight at every number of rows, in order of preference.
 
     Found by adding the most useful one until none is.
     """
-    every = configurations(major, paired)
+    every = configurations(major, paired, crowded=crowded)
     times = [[expected_time(Problem(m, n, k, paired=paired), c, processors) for c in every] for m in _ROWS]
     best = [min(row) for row in times]
     chosen: list[int] = []
@@ -181,7 +194,7 @@ def choose(problem: Problem, major: int, processors: int) -> Configuration:
     A graph that serves every length so compiles at most six kernels for one weight, and all of them are known before the first
     call. With m from 64 to 16384 and common sizes of layers, the model loses a few tenths of a percent on average by this.
     """
-    few = shortlist(problem.n, problem.k, problem.paired, major, processors)
+    few = shortlist(problem.n, problem.k, problem.paired, major, processors, problem.crowded)
     times = [expected_time(problem, c, processors) for c in few]
     return next(c for c, time in zip(few, times, strict=True) if time <= min(times) * _AS_GOOD)
 

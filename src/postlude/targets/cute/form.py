@@ -67,6 +67,11 @@ class Form:
     reverse: bool
     reductions: tuple[Reduce, ...]
 
+    @property
+    def crowded(self) -> bool:
+        """Whether the epilogue keeps much in registers: parts of reductions, or several tiles that it reads."""
+        return bool(self.reductions) or len(self.of_kind("tile")) > 1
+
     def of_kind(self, *kinds: str) -> tuple[Argument, ...]:
         """The arguments of these kinds, in order."""
         return tuple(a for a in self.arguments if a.kind in kinds)

@@ -86,12 +86,27 @@ def submit(region: Region, tensors: Sequence[Tensor], device: torch.device, *, r
             return
         sizes = problem(region, form, tensors)
         first = choose(sizes, target.major, target.clusters[0])
-        others = shortlist(sizes.n, sizes.k, sizes.paired, target.major, target.clusters[0]) if rows_vary else ()
+        most = shortlist(sizes.n, sizes.k, sizes.paired, target.major, target.clusters[0], sizes.crowded)
+        others = most if rows_vary else ()
         kernels = [_specialization(region, index, views, c, target) for c in (first, *(c for c in others if c != first))]
         ahead.submit(kernels[:1])
         # Which weight of a pair lies lower is seen at the first call: usually the first.
         turned = [replace(kernel, reverse=True) for kernel in kernels] if form.paired else []
         ahead.submit([*turned[:1], *kernels[1:], *turned[1:]], later=True)
+
+
+def submit_each(region: Region, tensors: Sequence[Tensor], configurations: Sequence[Configuration | None]) -> None:
+    """Start compiling kernels that are to be measured on these tensors, in these configurations (None: the chosen one)."""
+    target = target_of(tensors[0].device)
+    for index, form in enumerate(forms(region)):
+        try:
+            views = arrange(region, form, tensors)
+        except OperandsDoNotFit:
+            return
+        wanted = dict.fromkeys(c or _choose(region, form, tensors, target) for c in configurations)
+        kernels = [_specialization(region, index, views, c, target) for c in wanted]
+        # Copies of a pair's weights, which take turns, may lie in either order.
+        ahead.submit([*kernels, *(replace(kernel, reverse=True) for kernel in kernels if form.paired)])
 
 
 def worth_measuring(region: Region, tensors: Sequence[Tensor]) -> list[Configuration]:
@@ -231,7 +246,7 @@ def problem(region: Region, form: Form, tensors: Sequence[Tensor]) -> Problem:
     sizes = axis_sizes(region, shapes)
     (contracted,) = set(form.of_kind("left")[0].axes) - {"b", "m"}
     columns = sizes[form.group.column] * (2 if form.paired else 1)
-    return Problem(sizes["m"], columns, sizes[contracted], prod(batch_shape(region, shapes)), form.paired)
+    return Problem(sizes["m"], columns, sizes[contracted], prod(batch_shape(region, shapes)), form.paired, form.crowded)
 
 
 def workspace_cells(form: Form, problem: Problem, block: tuple[int, int]) -> int:

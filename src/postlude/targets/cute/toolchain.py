@@ -7,7 +7,7 @@ from functools import lru_cache, partial
 
 import torch
 
-from postlude.errors import PostludeError
+from postlude.errors import ToolchainRefused
 from postlude.ir import parse
 from postlude.targets.planned import elsewhere
 
@@ -24,17 +24,6 @@ _PROBE_SIZES = {"m": 328, "n": 392, "k": 264}
 
 #: Largest error, relative to the largest result, that the probe may show. bfloat16 keeps 8 bits.
 _PROBE_ERROR = 2.0**-7
-
-
-class ToolchainRefused(PostludeError):
-    """The installed CuTe DSL or QuACK does not compile kernels that compute what they should."""
-
-    def __init__(self, reason: str) -> None:
-        tested = "; ".join(f"{name} {', '.join(versions)}" for name, versions in TESTED.items())
-        super().__init__(
-            f"The CUDA kernels of this installation ({_installed()}) failed their self-test: {reason}. Versions that were tested:"
-            f" {tested}. Install those: pip install 'postlude[cuda]'. Until then the `cute` target is not used."
-        )
 
 
 @lru_cache(maxsize=1)
@@ -121,11 +110,16 @@ def check(device: torch.device) -> None:
                 torch.cuda.synchronize()
         except Exception as error:  # whatever another version of the packages raises
             said = str(error).strip().splitlines()[0] if str(error) else ""
-            raise ToolchainRefused(f"{type(error).__name__}: {said}") from error
+            raise _refusal(f"{type(error).__name__}: {said}") from error
         for result, expected in zip(results, exact, strict=True):
             off = ((result.double() - expected).abs().max() / expected.abs().max()).item()
             if not off <= _PROBE_ERROR:  # NaN is wrong too
-                raise ToolchainRefused(f"an error of {off:.2g} where at most {_PROBE_ERROR:.2g} was expected")
+                raise _refusal(f"an error of {off:.2g} where at most {_PROBE_ERROR:.2g} was expected")
+
+
+def _refusal(reason: str) -> ToolchainRefused:
+    tested = "; ".join(f"{name} {', '.join(versions)}" for name, versions in TESTED.items())
+    return ToolchainRefused(reason, _installed(), tested)
 
 
 def _installed() -> str:

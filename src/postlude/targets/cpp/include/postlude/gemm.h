@@ -21,6 +21,7 @@
 #include <atomic>
 #include <cstdarg>
 #include <cstdio>
+#include <cstring>
 
 #include <postlude/gemm_view.h>
 #include <postlude/micro_kernels.h>
@@ -32,6 +33,7 @@ namespace postlude {
 enum Slot : int {
   kSharedRows, kSharedLeft, kSharedCounters, kPanel, kTile, kTwoTiles, kRows, kNextEven, kNextOdd, kLeft, kLeftConverted, kLeftPairs,
   kLeftPanel,
+  kTotals,
   kPacked
 };
 constexpr int kMaxGroups = 16;
@@ -66,6 +68,9 @@ constexpr int64_t kDotBytes = 4096;
 constexpr int64_t kPrefetchBytes = 1 << 20, kNear = 16 << 10, kNearRows = 16;
 // Groups that need whole rows: how many rows make a task of their own, and of how many such tasks a thread must have its choice.
 constexpr int64_t kOwnRows = 8 * kTileRows, kOwnTasks = 3;
+// So many rows at most are added up in one partial sum over rows: a short chain of roundings. And so many by one task that finishes
+// whole rows.
+constexpr int64_t kTotalRows = 24, kFinishedRows = 16;
 constexpr int64_t kPanelBudget = 640 << 10, kRowsBudget = 8 << 20, kLeftBudget = 16 << 20, kKeepPacked = 4 << 20;
 
 enum class Form { packed, dot, in_place, pack };
@@ -98,6 +103,7 @@ struct Group {
   bool turned = false;  // panels: the transposed product, weights where they lie times rows in panels
   bool rows_outside = false;  // panels: tasks of the same rows follow each other, not those of the same panel
   int64_t rows_each = 0, tasks = 0, shared_at = 0;  // panels: rows of a task, tasks
+  int64_t totals_at = 0, slots = 0;  // panels: partial sums over rows, where they begin and how many for one sum
 };
 
 // Rows [0, rows) in blocks: of nearly equal size, none larger than a tile of registers; with AMX of full size but for the last.
@@ -129,6 +135,10 @@ class Driver {
     counters_ = static_cast<Counter *>(scratch(kSharedCounters, counters * static_cast<int64_t>(sizeof(Counter))));
     for (int64_t i = 0; i < counters; ++i) counters_[i].next.store(0, std::memory_order_relaxed);
     shared_rows_ = shared_rows_bytes_ ? static_cast<char *>(scratch(kSharedRows, shared_rows_bytes_)) : nullptr;
+    if (totals_bytes_ > 0) {
+      totals_ = static_cast<char *>(scratch(kTotals, totals_bytes_));
+      std::memset(totals_, 0, static_cast<size_t>(totals_bytes_));
+    }
     shared_left_ = shared_left_bytes_ ? static_cast<char *>(scratch(kSharedLeft, shared_left_bytes_)) : nullptr;
     if (threads_ == 1) {
       work(false);
@@ -136,6 +146,8 @@ class Driver {
 #pragma omp parallel num_threads(threads_)
       work(true);
     }
+    for (int i = 0; i < program_.count; ++i)
+      if (groups_[i].info->totals > 0) add_totals(groups_[i]);
     return 0;
   }
 
@@ -167,7 +179,8 @@ class Driver {
   bool whole_rows_ = false;
   int64_t shared_rows_bytes_ = 0, shared_left_bytes_ = 0;
   Counter *counters_ = nullptr;
-  char *shared_rows_ = nullptr, *shared_left_ = nullptr;
+  char *shared_rows_ = nullptr, *shared_left_ = nullptr, *totals_ = nullptr;
+  int64_t totals_bytes_ = 0;
 
 #if defined(__GNUC__)
   __attribute__((format(printf, 2, 3)))
@@ -325,10 +338,50 @@ class Driver {
       spread(g, all_panels);
       panel_tasks_ += g.tasks;
     }
+    for (int i = 0; i < program_.count; ++i) {
+      Group &g = groups_[i];
+      if (g.info->totals == 0) continue;
+      const bool finished = g.info->whole_rows && !g.all_panels;
+      const int64_t ranges = g.rows_each > 0 ? (super_ + g.rows_each - 1) / g.rows_each : 0;
+      g.slots = std::max<int64_t>(1, finished ? (super_ + finished_rows() - 1) / finished_rows() : ranges * slots_of(g.rows_each));
+      g.totals_at = totals_bytes_;
+      totals_bytes_ += g.slots * g.info->totals * totals_stride(g);
+    }
     if (panel_tasks_ > 0) {  // a handful of microseconds for each visit to the counter
       const int64_t each = std::max<int64_t>(1, panel_work / std::max<int64_t>(1, panel_tasks_ * ((total_ + super_ - 1) / super_)));
       grain_ = std::max<int64_t>(1, std::min<int64_t>(300000 / each, panel_tasks_ / (threads_ * 6)));
     }
+  }
+
+  // --- sums over the rows -----------------------------------------------------------------------------------------------
+  // Each task has partial sums of its own, so that they are added up in the same order whoever does the tasks.
+
+  static int64_t slots_of(int64_t rows) { return (rows + kTotalRows - 1) / kTotalRows; }
+  static int64_t totals_stride(const Group &g) { return g.panels * g.width * g.item; }
+  int64_t finished_rows() const { return std::max<int64_t>(1, std::min<int64_t>(kFinishedRows, super_ / (threads_ * 4))); }
+  char *totals(const Group &g, int64_t slot) const {
+    return g.info->totals > 0 ? totals_ + g.totals_at + slot * g.info->totals * totals_stride(g) : nullptr;
+  }
+
+  void add_totals(const Group &g) {
+    void *sums[kMaxTotals];
+    auto *exact = static_cast<double *>(scratch(kTile, g.n * static_cast<int64_t>(sizeof(double))));
+    for (int i = 0; i < g.info->totals; ++i) {
+      sums[i] = totals(g, 0) + i * totals_stride(g);
+      if (g.item == 8) add_slots<double>(g, i, exact, static_cast<double *>(sums[i]));
+      else add_slots<float>(g, i, exact, static_cast<float *>(sums[i]));
+    }
+    g.info->finish(tensors_, g.n, sums);
+  }
+
+  template <class T>
+  void add_slots(const Group &g, int i, double *exact, T *to) const {
+    std::fill(exact, exact + g.n, 0.0);
+    for (int64_t slot = 0; slot < g.slots; ++slot) {
+      const T *part = reinterpret_cast<const T *>(totals(g, slot) + i * totals_stride(g));
+      for (int64_t c = 0; c < g.n; ++c) exact[c] += part[c];
+    }
+    for (int64_t c = 0; c < g.n; ++c) to[c] = static_cast<T>(exact[c]);
   }
 
   // A shared copy of a left operand, one for all contractions that read the same. Returns the new bytes per row.
@@ -468,6 +521,7 @@ class Driver {
     int64_t turned_rows = 0, turned_stride = 0, turned_k = 0;
     const Group *held = nullptr;  // whose panel, packed from natural weights, stands in kPanel, and which
     int64_t held_panel = 0, held_item = 0;
+    int64_t slot = 0;  // the task's first partial sums over rows
 
     void finish() { pending.finish(pending.rows); }
   };
@@ -492,9 +546,9 @@ class Driver {
       worker.finish();
       if (whole_rows_) {
         barrier(team);
-        const int64_t each = std::max<int64_t>(1, std::min<int64_t>(16, rows / (threads_ * 4)));
+        const int64_t each = finished_rows();
         take(phase + 2, (rows + each - 1) / each, 1,
-             [&](int64_t t) { finish_rows(first, t * each, std::min(rows, (t + 1) * each)); });
+             [&](int64_t t) { finish_rows(first, t * each, std::min(rows, (t + 1) * each), t); });
       }
     }
     for (int g = 0; g < program_.count;) {
@@ -600,6 +654,7 @@ class Driver {
     const auto [index, p, begin, end] = tile_of(task, rows);
     if (begin >= end) return;
     const Group &g = groups_[index];
+    worker.slot = begin / g.rows_each * slots_of(g.rows_each);
     if (g.all_panels) return whole_rows_task(worker, g, first + begin, end - begin, left_of(g, first, begin));
     int64_t next_panel = -1;
     if (following >= 0 && g.prefetch) {
@@ -637,8 +692,12 @@ class Driver {
     char *sums = static_cast<char *>(scratch(kRows, g.info->contractions * each));
     for (int64_t p = 0; p < g.panels; ++p) one_panel(worker, g, 0, p, (p + 1) % g.panels, left.rows, row, rows, super_, {sums, each});
     void *acc[kMaxContractions];
-    for (int c = 0; c < g.info->contractions; ++c) acc[c] = sums + c * each;
-    g.info->epilogue(tensors_, row, rows, 0, g.n, acc, full, nullptr, 0);
+    const int64_t most = g.info->totals > 0 ? kTotalRows : rows;
+    for (int64_t at = 0; at < rows; at += most) {
+      for (int c = 0; c < g.info->contractions; ++c) acc[c] = sums + c * each + at * full * g.item;
+      g.info->epilogue(tensors_, row + at, std::min(most, rows - at), 0, g.n, acc, full, totals(g, worker.slot + at / kTotalRows),
+                       totals_stride(g));
+    }
   }
 
   // k in the fewest nearly equal parts of at most `most`, each a multiple of kChain.
@@ -719,7 +778,8 @@ class Driver {
                       columns, k0 > 0, ahead.from == nullptr ? nullptr : &ahead);
         }
         if (!keep && k1 == g.k)
-          g.info->epilogue(tensors_, row + at, size, p * g.width, columns, acc, ldc, nullptr, 0);
+          g.info->epilogue(tensors_, row + at, size, p * g.width, columns, acc, ldc, totals(g, worker.slot + at / kTotalRows),
+                           totals_stride(g));
         at += size;
       }
       k0 = k1;
@@ -756,7 +816,8 @@ class Driver {
           transpose_square(to + r * stride + n * 4, stride, sums + n * kPanelBytes + r * 4, kPanelBytes,
                            std::min(kTransposed, columns - n), std::min(kTransposed, static_cast<int>(rows) - r));
     }
-    if (!keep) g.info->epilogue(tensors_, row, rows, p * g.width, columns, acc, g.width, nullptr, 0);
+    if (!keep)
+      g.info->epilogue(tensors_, row, rows, p * g.width, columns, acc, g.width, totals(g, worker.slot), totals_stride(g));
   }
 
   // Rows as a panel. Kept until other rows are asked for.
@@ -814,6 +875,7 @@ class Driver {
       if (keep) continue;
       beside.epilogue = g.info->epilogue, beside.tensors = tensors_, beside.row = row + at - size, beside.rows = size;
       beside.c0 = p * g.width, beside.columns = columns, beside.stride = kPanelBytes, beside.contractions = contractions;
+      beside.next = totals(g, worker.slot + (at - size) / kTotalRows), beside.next_stride = totals_stride(g);
       for (int c = 0; c < contractions; ++c) beside.acc[c] = to + c * tile;
       worker.turn ^= 1;
     }
@@ -833,14 +895,14 @@ class Driver {
   }
 
   // Epilogues of the groups that need whole rows, for rows of the shared buffer.
-  void finish_rows(int64_t first, int64_t begin, int64_t end) {
+  void finish_rows(int64_t first, int64_t begin, int64_t end, int64_t slot) {
     for (int i = 0; i < program_.count; ++i) {
       const Group &g = groups_[i];
       if (g.by_rows || !g.info->whole_rows || g.all_panels) continue;
       const int64_t full = g.panels * g.width;
       void *acc[kMaxContractions];
       for (int c = 0; c < g.info->contractions; ++c) acc[c] = shared_rows_ + g.shared_at + (c * super_ + begin) * full * g.item;
-      g.info->epilogue(tensors_, first + begin, end - begin, 0, g.n, acc, full, nullptr, 0);
+      g.info->epilogue(tensors_, first + begin, end - begin, 0, g.n, acc, full, totals(g, slot), totals_stride(g));
     }
   }
 

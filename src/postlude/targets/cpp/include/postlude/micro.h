@@ -81,6 +81,9 @@ constexpr int64_t round_up(int64_t x, int64_t to) { return (x + to - 1) / to * t
 using BlockEpilogue = void (*)(const void *tensors, int64_t row, int64_t rows, int64_t c0, int64_t nc, void *const *acc,
                                int64_t acc_stride, void *next, int64_t next_stride);
 
+// What becomes of sums over the rows: sums[i] is the i-th for all columns, writable scratch.
+using Totals = void (*)(const void *tensors, int64_t nc, void *const *sums);
+
 // Bytes at the end of each row of `next` that belong to the groups on both sides, not to the row.
 constexpr int64_t kRowNote = 64;
 
@@ -92,7 +95,11 @@ struct GroupInfo {
   const Source *left, *right;
   bool batched, whole_rows, feeds_next;
   BlockEpilogue epilogue;
+  int32_t totals;  // how many sums over the rows the epilogue adds to
+  Totals finish;   // of these sums; null where there are none
 };
+
+constexpr int kMaxTotals = 16;
 
 struct ProgramInfo {
   const GroupInfo *groups;

@@ -28,6 +28,8 @@ struct Beside {
   char *acc[kMaxContractions] = {};
   int64_t stride = 0;  // bytes
   int contractions = 0;
+  void *next = nullptr;  // partial sums over the rows, if the epilogue has any
+  int64_t next_stride = 0;
   int64_t due = 0, each = 0, steps = 1;  // `each` rows in `steps` steps
 
   const char *ahead = nullptr, *ahead_end = nullptr;
@@ -48,7 +50,7 @@ struct Beside {
     if (now == 0) return;
     void *from[kMaxContractions];
     for (int c = 0; c < contractions; ++c) from[c] = acc[c], acc[c] += now * stride;
-    epilogue(tensors, row, now, c0, columns, from, stride / static_cast<int64_t>(sizeof(float)), nullptr, 0);
+    epilogue(tensors, row, now, c0, columns, from, stride / static_cast<int64_t>(sizeof(float)), next, next_stride);
     row += now, rows -= now;
   }
 

@@ -38,6 +38,22 @@ using RowEpilogue = void (*)(const Tensors &, int64_t, int64_t, int64_t, C *cons
 // Longer rows are taken one by one: several would not stay in L1 from one pass to the next.
 constexpr int64_t kLongRow = 2048;
 
+// Sums over the rows of a group that has some.
+template <class Group, class = void>
+struct TotalsOf {
+  static constexpr int count = 0;
+  static constexpr Totals finish = nullptr;
+};
+template <class Group>
+struct TotalsOf<Group, std::void_t<decltype(Group::totals)>> {
+  static constexpr int count = Group::totals;
+  static void finish(const void *tensors, int64_t nc, void *const *sums) {
+    typename Group::Compute *rows[count];
+    for (int i = 0; i < count; ++i) rows[i] = static_cast<typename Group::Compute *>(sums[i]);
+    Group::finish(*static_cast<const Tensors *>(tensors), nc, rows);
+  }
+};
+
 template <class Group>
 void block_epilogue(const void *tensors, int64_t row, int64_t rows, int64_t c0, int64_t nc, void *const *acc, int64_t acc_stride,
                     void *next, int64_t next_stride) {
@@ -54,7 +70,7 @@ void block_epilogue(const void *tensors, int64_t row, int64_t rows, int64_t c0, 
     else
       Group::epilogue(t, row + r, rows - r < each ? rows - r : each, c0, nc, pieces, acc_stride, next, next_stride);
     for (int i = 0; i < Group::contractions; ++i) pieces[i] += each * acc_stride;
-    if (next != nullptr) next = static_cast<char *>(next) + each * next_stride;
+    if (next != nullptr && TotalsOf<Group>::count == 0) next = static_cast<char *>(next) + each * next_stride;
   }
 }
 
@@ -62,13 +78,16 @@ template <class Group>
 constexpr GroupInfo describe() {
   static_assert(Group::contractions >= 1 && Group::contractions <= kMaxContractions, "too many contractions in one group");
   static_assert(!Group::feeds_next || Group::whole_rows, "a group that feeds the next one needs whole rows");
+  static_assert(TotalsOf<Group>::count <= kMaxTotals, "too many sums over the rows");
+  static_assert(TotalsOf<Group>::count == 0 || (!Group::batched && !Group::feeds_next), "sums over the rows of one product only");
   static_assert(sizeof(typename Group::Compute) == compute_bytes(ElementOf<typename Group::Right>::value),
                 "float accumulates all but double");
   return GroupInfo{ElementOf<typename Group::Left>::value, ElementOf<typename Group::Right>::value,
                    Group::contractions,                    Group::left,
                    Group::right,                           Group::batched,
                    Group::whole_rows,                      Group::feeds_next,
-                   &block_epilogue<Group>};
+                   &block_epilogue<Group>,                 TotalsOf<Group>::count,
+                   TotalsOf<Group>::finish};
 }
 
 template <class Groups>

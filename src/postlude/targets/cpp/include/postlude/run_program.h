@@ -17,6 +17,8 @@
 //       static constexpr bool whole_rows = false;
 //       static constexpr bool feeds_next = false;
 //       static constexpr int rows_at_once = 8;  // the most rows of one call; 0: any number
+//       static constexpr int totals = 1;        // sums over the rows, if there are any; then also
+//       static void finish(const Tensors &t, int64_t nc, float *const *sums);
 //       static void epilogue(const Tensors &t, int64_t row, int64_t rows, int64_t c0, int64_t nc, float *const *acc,
 //                            int64_t acc_stride, void *next, int64_t next_stride);
 //     };
@@ -51,6 +53,9 @@
 //     whole 64-byte vectors may be written past n. The next group's epilogue for a row runs after this one, on the same
 //     thread. The last kRowNote bytes of each of these rows are for what one epilogue has to tell the other: a group that
 //     reads the rows, and feeds no third one, gets the same `next`. `next` is null otherwise.
+//   - totals > 0 (not batched, not fed and feeding nothing): `next` points at partial sums over rows, for all columns from 0
+//     on, the next sum's next_stride bytes further, writable in whole vectors past n. The epilogue adds its rows to them. At the
+//     end `finish` is called once, with the sums of all rows.
 //   - Tensors is constructed once for a call, `Tensors(const PostludeCall &)`, and shared by the threads.
 //
 // The row space of a chain whose first group is batched is that group's.
