@@ -82,8 +82,9 @@ def _check(region: Region) -> None:
     operands = region.operand_index
     for number, group in enumerate(region.groups):
         for statement in group.statements:
-            over_columns = isinstance(statement, Reduce) and statement.axis not in ROW_AXES
-            column = statement.axis if over_columns else region.types[statement.name].column
+            column = region.types[statement.name].column
+            if isinstance(statement, Reduce) and statement.axis not in ROW_AXES:
+                column = statement.axis
             if column not in (None, group.column):
                 raise UnsupportedRegion(
                     f"%{statement.name} over the columns {column!r} is needed by results over {group.column!r}"
