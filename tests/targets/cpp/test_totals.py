@@ -75,7 +75,8 @@ def test_sums_are_the_same_bits_every_time() -> None:
 def test_long_sums_are_as_accurate_as_torch() -> None:
     found, exact = results("tiles", "f32", 100_000, 16, 4, 2)
     own, theirs = ((s.double() - exact[1]).norm() for s in (found[1], found[0].sum(0)))
-    assert own <= 1.2 * theirs
+    # Either result is rounded once at its end, by up to half a unit in the last place. (Contract: four units.)
+    assert own <= 1.2 * theirs + torch.finfo(torch.float32).eps / 2 * exact[1].norm()
 
 
 def test_one_column_does_not_reach_another() -> None:
