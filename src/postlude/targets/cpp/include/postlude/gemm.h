@@ -31,8 +31,8 @@ namespace postlude {
 
 // Thread-local buffers that only grow. Slots at and above kPacked hold packed right operands, one per contraction.
 enum Slot : int {
-  kSharedRows, kSharedLeft, kSharedCounters, kPanel, kTile, kTwoTiles, kRows, kNextEven, kNextOdd, kLeft, kLeftConverted, kLeftPairs,
-  kLeftPanel,
+  kSharedRows, kSharedLeft, kSharedPanels, kSharedCounters, kPanel, kTile, kTwoTiles, kRows, kNextEven, kNextOdd, kLeft,
+  kLeftConverted, kLeftPairs, kLeftPanel,
   kTotals,
   kPacked
 };
@@ -46,17 +46,24 @@ int may_use_threads(int wanted);  // 1 in a forked child, where the pool of thre
 // Below how many rows weights are used where they lie, because packing them would cost more than it saves.
 // Sums over the lanes at the end of each dot product cost as much as kDotDepth steps of k per block of rows.
 constexpr int64_t kDotRows = 64, kDotDepth = 32;
-// From how many rows on AMX is used: with weights that it reads as they are, and where it packs them on the fly. Not swept yet.
-constexpr int64_t kAmxRowsAsIs = 3, kAmxRowsPacking = 16;
+// From how many rows on AMX is used: with weights that it reads as they are, and where it packs them on the fly. Swept with one
+// thread of an Emerald Rapids, three sizes of weights: with 2 rows AMX was 0.72 to 1.19 times as fast as the vector kernels, with 3
+// 1.28 to 1.61; packing, with 4 rows 0.82 to 0.92, with 6 1.96.
+constexpr int64_t kAmxRowsAsIs = 3, kAmxRowsPacking = 6;
 // All panels of a task may fill so much of L2: no CPU with AMX has less than 2 MB.
 constexpr int64_t kAmxBudget = 1280 << 10;
-// Up to how many rows AMX reads weights [n, k] where they lie. An estimate: beyond, turning the product around costs about as much
-// as packing.
+// Up to how many rows AMX reads weights [n, k] where they lie: beyond, turning the product around costs as much as packing.
+// Swept likewise: with 128 rows it was 1.05 to 1.16 times as fast as packing, with 192 0.94, with 256 0.90 to 1.02.
 constexpr int64_t kAmxWeightsRows = 128;
 // Weights [n, k] of float as the left operand of the transposed product (`turn_pays`): from how many rows on, and up to how many
 // bytes of rows, which are read again for each panel of weights. Packing or turning an element takes as long as multiplying it with
 // kPackingRows rows: an estimate from one thread of an Emerald Rapids (docs/benchmarks.md); not measured on AMD.
 constexpr int64_t kTurnFrom = 33, kTurnBytes = 1 << 20, kPackingRows = 14;
+// From how many rows on, and up to how many bytes, all threads pack natural weights together before the first product. Then the
+// call goes on as if they had been packed before: a task may be all panels of a few rows. With fewer rows a thread packs the panel
+// that it is about to use, without a barrier. In MiniLM with 1024 rows and two threads of an Emerald Rapids this was 1.07 to 1.23
+// times as fast; with 256 rows 0.90 to 0.98.
+constexpr int64_t kPackAllRows = 512, kPackAllBytes = 16 << 20;
 // Weights [k, n]: rows of 16-bit elements must be interleaved or converted at every reading.
 constexpr int64_t in_place_rows(Element e) { return element_bytes(e) == 2 ? 12 : 40; }
 // Rows of both operands in the dot form: a block of them should fit into L1.
@@ -101,6 +108,7 @@ struct Group {
   int64_t block = kTileRows;  // rows of a block: kAmxRows where AMX multiplies
   bool all_panels = false;  // panels: a task is all panels times rows_each rows, its epilogue included
   bool turned = false;  // panels: the transposed product, weights where they lie times rows in panels
+  bool pack_first[kMaxContractions] = {};  // panels: natural weights that all threads pack before the first product
   bool rows_outside = false;  // panels: tasks of the same rows follow each other, not those of the same panel
   int64_t rows_each = 0, tasks = 0, shared_at = 0;  // panels: rows of a task, tasks
   int64_t totals_at = 0, slots = 0;  // panels: partial sums over rows, where they begin and how many for one sum
@@ -131,7 +139,8 @@ class Driver {
     if (work_ < kSerialWork) threads_ = 1;
     int64_t phases = 0;
     for (int64_t s = 0; s < total_; s += super_) phases += 3;
-    const int64_t counters = (phases + program_.count) * threads_;
+    last_phase_ = phases + program_.count;
+    const int64_t counters = (last_phase_ + 1) * threads_;
     counters_ = static_cast<Counter *>(scratch(kSharedCounters, counters * static_cast<int64_t>(sizeof(Counter))));
     for (int64_t i = 0; i < counters; ++i) counters_[i].next.store(0, std::memory_order_relaxed);
     shared_rows_ = shared_rows_bytes_ ? static_cast<char *>(scratch(kSharedRows, shared_rows_bytes_)) : nullptr;
@@ -176,6 +185,7 @@ class Driver {
   int left_count_ = 0;
   int64_t total_ = 0, super_ = 1;  // rows of the panel groups; rows handled between barriers
   int64_t panel_tasks_ = 0, grain_ = 1, work_ = 0;
+  int64_t last_phase_ = 0, pack_tasks_ = 0;  // panels of weights that the threads pack together
   bool whole_rows_ = false;
   int64_t shared_rows_bytes_ = 0, shared_left_bytes_ = 0;
   Counter *counters_ = nullptr;
@@ -296,7 +306,41 @@ class Driver {
     return Form::pack;
   }
 
+  // Makes natural weights of many rows packed ones, which `work` fills in first.
+  void pack_together() {
+    int64_t bytes = 0;
+    const auto each = [&](auto visit) {
+      for (int i = 0; i < program_.count; ++i) {
+        Group &g = groups_[i];
+        if (g.by_rows || g.panels == 0 || g.m < kPackAllRows || turn_pays(g)) continue;
+        for (int c = 0; c < g.info->contractions; ++c)
+          if (form(g, g.right[c], g.m, 0) == Form::pack) visit(g, c, g.panels * panel_bytes(g.info->right_type, g.k));
+      }
+    };
+    each([&](Group &, int, int64_t size) { bytes += size; });
+    if (bytes == 0 || bytes > kPackAllBytes) return;
+    char *to = static_cast<char *>(scratch(kSharedPanels, bytes));
+    each([&](Group &g, int c, int64_t size) {
+      g.right[c].packed = to, to += size;
+      g.pack_first[c] = true;
+      pack_tasks_ += g.panels;
+    });
+  }
+
+  void pack_task(int64_t task) {
+    for (int i = 0; i < program_.count; ++i) {
+      const Group &g = groups_[i];
+      for (int c = 0; c < g.info->contractions; ++c) {
+        if (!g.pack_first[c]) continue;
+        if (task < g.panels)
+          return pack_right(g, c, task, 0, const_cast<char *>(g.right[c].packed) + task * panel_bytes(g.info->right_type, g.k));
+        task -= g.panels;
+      }
+    }
+  }
+
   void plan() {
+    pack_together();
     int64_t rows_bytes = 0, left_bytes = 0;
     int64_t panel_work = 0, all_panels = 0;
     for (int i = 0; i < program_.count; ++i) {
@@ -450,11 +494,13 @@ class Driver {
     bool packs = false;
     for (int c = 0; c < g.info->contractions; ++c) packs = packs || form(g, g.right[c], rows, 0) == Form::pack;
     const auto pieces = [&](int64_t count) { return round_up((rows + count - 1) / count, g.block); };
-    if (threads_ == 1) {
-      g.rows_each = rows;
-    } else if (const int64_t each = packs ? 0 : rows_to_keep(g, rows); each > 0) {
+    // One thread that keeps all rows in L2 lets them pass panel by panel.
+    const bool stays = threads_ == 1 && (!amx(g) || rows * g.k * element_bytes(g.kernels.left) <= kAmxBudget);
+    if (const int64_t each = packs || stays ? 0 : rows_to_keep(g, rows); each > 0) {
       g.rows_outside = true;
       g.rows_each = pieces(round_up((rows + each - 1) / each, threads_));
+    } else if (threads_ == 1) {
+      g.rows_each = rows;
     } else {  // a thread that takes over a panel packs it again: not for less than 48 rows
       const int64_t wanted = (8 * threads_ + all_panels - 1) / std::max<int64_t>(1, all_panels);
       g.rows_each = pieces(std::max<int64_t>(1, std::min<int64_t>(wanted, rows / (packs ? 48 : 24))));
@@ -529,6 +575,10 @@ class Driver {
   void work(bool team) {
     Worker worker;
     int64_t phase = 0;
+    if (pack_tasks_ > 0) {
+      take(last_phase_, pack_tasks_, 1, [&](int64_t t) { pack_task(t); });
+      barrier(team);
+    }
     for (int64_t first = 0; first < total_; first += super_, phase += 3) {
       const int64_t rows = std::min(super_, total_ - first);
       worker.paired = nullptr;  // shared copies of left operands change
