@@ -200,6 +200,21 @@ def test_what_was_measured_goes_before_the_rules(tuned_calls: list[str]) -> None
     assert tuned_calls == [f"tuned {TILE.name}"] * 2 + ["triton", "triton", "cute"]
 
 
+def test_the_database_is_asked_once_for_each_bucket_of_rows(tuned_calls: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    tune(100, triton=1.0, tile=2.0, unfused=3.0)
+    asked = []
+    find = knowledge().kernel
+    monkeypatch.setattr(knowledge(), "kernel", lambda call, *rest: asked.append(dict(call.sizes)["m"]) or find(call, *rest))
+    loaded = []
+    monkeypatch.setattr(rows, "_load", lambda name, region: loaded.append(name) or Recorded(name, tuned_calls))
+    kernel = ByRows(GELU, ["cute", "triton"])
+    for m in range(1, 200):
+        assert kernel(*tensors(m))
+    assert asked == [1, 2, 4, 8, 16, 32, 64, 96, 128, 192, 256]
+    assert sorted(loaded) == ["cute", "triton"], "each kernel is made once"
+    assert tuned_calls.count("cute") == 199 - 64 - 32, "65 to 96 and 129 to 199 by the rules, 97 to 128 as measured"
+
+
 def test_a_tuned_kernel_of_a_target_that_is_not_here_is_passed_over(tuned_calls: list[str]) -> None:
     tune(100, triton=2.0, tile=1.0, unfused=3.0)
     assert ByRows(GELU, ["triton"])(*tensors(100))

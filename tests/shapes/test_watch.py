@@ -10,8 +10,9 @@ import torch
 from torch import Tensor, nn
 
 from postlude.errors import RecompileLimitExceeded
+from postlude.shapes import watch
 from postlude.shapes.causes import Scene, explain
-from postlude.shapes.watch import Watch, watch
+from postlude.shapes.watch import Watch
 
 ROWS = torch.ones(4, 4)
 SCALE = 2.0

@@ -8,7 +8,7 @@ import torch
 import torch._inductor.config
 from torch.fx import Node
 
-from postlude.capture.sizes import is_dense
+from postlude.capture.sizes import hint, is_dense
 
 aten = torch.ops.aten
 
@@ -66,8 +66,9 @@ def layout_order(value: torch.Tensor, form: Form, batch: int) -> tuple[int, ...]
         return ()
     strides = value.stride()
     has_own_dims = {Form.TILE: value.ndim == batch + 2, Form.COLUMN: value.ndim == batch + 1}.get(form, False)
-    if has_own_dims and all(isinstance(stride, int) for stride in strides):
-        order = tuple(sorted(range(value.ndim), key=lambda dim: -strides[dim]))
+    if has_own_dims:
+        # The example shows the order; whether it is that for all sizes is then proved.
+        order = tuple(sorted(range(value.ndim), key=lambda dim: -hint(strides[dim])))
         if is_dense(value.stride(), value.shape, order) and (form is Form.COLUMN or order[-1] == value.ndim - 1):
             return order
     raise Stop("its result is not dense in memory")

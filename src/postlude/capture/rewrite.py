@@ -2,6 +2,7 @@
 
 import operator
 from collections.abc import Collection, Iterable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -134,6 +135,18 @@ def check_sizes(graph: Graph, plan: Plan) -> None:
 
 def put_in(graph: Graph, plan: Plan) -> Node:
     """Replace the absorbed nodes by the op. Its sizes were checked; the caller sorts the graph afterwards."""
+    environment = next((e for source in plan.sources if (e := _environment(source.node.meta["val"])) is not None), None)
+    # What views of fake values ask of sizes (is one 0, or 1?) is no reason to compile again: the kernels serve all.
+    with environment.suppress_guards() if environment is not None else nullcontext():
+        return _put_in(graph, plan)
+
+
+def _environment(value: torch.Tensor) -> Any:
+    sizes: Sequence[Any] = value.shape
+    return next((size.node.shape_env for size in sizes if isinstance(size, torch.SymInt)), None)
+
+
+def _put_in(graph: Graph, plan: Plan) -> Node:
     sizes = SizeNodes(graph)
     positions = {node: index for index, node in enumerate(graph.nodes)}
     anchor = max(plan.absorbed, key=positions.__getitem__)

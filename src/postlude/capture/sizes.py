@@ -65,10 +65,13 @@ def broadcast_kind(shape: Sequence[Size], target: Sequence[Size]) -> Kind | None
 def is_dense(strides: Sequence[Size], shape: Sequence[Size], order: Sequence[int]) -> bool:
     """Whether the strides are those of a dense tensor with its dimensions in `order`; sizes of 1 may have any stride."""
     step: Any = 1
+    exact: Any = 1
     for dim in reversed(order):
-        if not same(shape[dim], 1) and not same(strides[dim], step):
+        # A size of 0 counts as 1. A symbolic one need not: a tensor without elements is dense whatever its strides.
+        if not same(shape[dim], 1) and not same(strides[dim], step) and not same(strides[dim], exact):
             return False
-        step = step * torch.sym_max(shape[dim], 1)  # a size of 0 counts as 1
+        step = step * torch.sym_max(shape[dim], 1)
+        exact = exact * shape[dim]
     return True
 
 

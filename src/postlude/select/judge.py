@@ -19,7 +19,7 @@ from postlude.select.choice import UNFUSED, Candidate, Choice
 from postlude.select.knowledge import knowledge
 from postlude.select.measure import MeasurementFailed, Packing, packing_of
 from postlude.select.rows import by_rows, few_rows, has_epilogue
-from postlude.select.subject import environment, peer, planned_call
+from postlude.select.subject import environment, peer, planned_bounds, planned_call
 from postlude.select.tune import tuned
 from postlude.targets.base import TARGETS, available, serving, target
 
@@ -39,11 +39,30 @@ def judge_for(options: Options, is_inference: bool = False) -> Judge:
             return _kept(plan, growth, "fuse_all is set")
         packing = packing_of(plan) if options.freeze and is_inference and device == "cpu" else Packing()
         ruled = rule(plan, growth)
-        if options.tune:
-            return _tuned(plan, growth, ruled, packing)
-        return _known(plan, growth, packing) or ruled
+        choice = _tuned(plan, growth, ruled, packing) if options.tune else _known(plan, growth, packing) or ruled
+        return choice if choice.unfused else _loses(plan, growth, packing) or choice
 
     return judge
+
+
+def _loses(plan: Plan, growth: Growth, packing: Packing) -> Choice | None:
+    """Where sizes vary: that calls which the graph will serve were measured to be slower with the Region.
+
+    Kernels are chosen for each call, the Region's being in the graph once for all. Inductor's code for the nodes, which a call
+    could go to instead, would have to be in it a second time. So one bucket that loses decides: never slower comes first. Who
+    needs the others' gain bounds the sizes (`max=` in a guard-free spec, or of `mark_dynamic`), or compiles a function for each.
+    """
+    if knowledge().empty or not (bounds := planned_bounds(plan)):
+        return None
+    device = growth.first.left.node.meta["val"].device.type
+    call = planned_call(plan, packed=bool(packing.operands))
+    names = _names(plan, growth)
+    for entry in knowledge().of_graph(call, bounds, peer(), environment(device, plan.region)):
+        choice = entry.choice("user database", lambda variant: variant.target in (*names, UNFUSED))
+        if choice is not None and choice.unfused:
+            sizes = ", ".join(f"{axis} = {size}" for axis, size in entry.call.sizes if axis in bounds)
+            return replace(choice, reason=f"sizes vary, and for {sizes} {choice.reason}")
+    return None
 
 
 def _tuned(plan: Plan, growth: Growth, ruled: Choice, packing: Packing) -> Choice:

@@ -20,7 +20,7 @@ from postlude.ir import Region
 from postlude.select.choice import UNFUSED, Choice, Origin
 from postlude.select.database import Database, default_path, is_corrupt
 from postlude.select.entry import Entry, EntryError
-from postlude.select.subject import Call, digest, environment
+from postlude.select.subject import Bounds, Call, digest, environment, same_graph
 from postlude.select.variants import Variant
 
 T = TypeVar("T")
@@ -72,6 +72,15 @@ class Knowledge:
             return _choice(entry, "user database", names)
         entry = shipped().get(call.digest())
         return _choice(entry, "shipped database", names) if entry is not None and _holds(entry, environment) else None
+
+    def of_graph(self, call: Call, bounds: Bounds, peer: str, environment: dict[str, str]) -> list[Entry]:
+        """What is known of all calls that a graph serves which is compiled for `call`, where sizes vary within `bounds`."""
+        none: list[Entry] = []
+        stored = self._read(lambda: self.database.of_region(call.region), none)
+        found = {e.call: e for e in shipped().values() if e.call.region == call.region and _holds(e, environment)}
+        own = [e for e in (*stored, *self.remembered.values()) if e.peer == peer and e.environment == environment]
+        found |= {e.call: e for e in own}
+        return [entry for other, entry in found.items() if same_graph(call, other, bounds)]
 
     def kernel(self, call: Call, around: dict[str, str], names: Sequence[str]) -> tuple[Variant, Entry] | None:
         """The fastest kernel of a call in this environment, whatever it was compared with; None where nothing is known."""

@@ -15,7 +15,7 @@ from postlude.errors import KernelBuildError
 from postlude.ir import Apply, Reduce, Region
 from postlude.select.entry import Entry
 from postlude.select.knowledge import knowledge
-from postlude.select.subject import call_of, environment
+from postlude.select.subject import Call, call_of, environment
 from postlude.select.variants import Variant
 from postlude.targets import aten
 from postlude.targets.aten.interpreter import axis_sizes
@@ -63,6 +63,8 @@ class ByRows(PlannedKernel):
         self.kernels: dict[str, PlannedKernel | None] = {}
         #: Kernels that were measured to be fastest for some calls, by name, and where that is written.
         self.tuned: dict[str, tuple[Variant, Entry]] = {}
+        #: What the database said of calls, whose rows come in buckets: each is asked for once, however many shapes are in it.
+        self._told: dict[Call, str | None] = {}
 
     def settings(self) -> object:
         """What plans of any of the kernels depend on: how float32 is multiplied."""
@@ -92,11 +94,12 @@ class ByRows(PlannedKernel):
             return None
         device = tensors[0].device
         call = call_of(self.region, tensors[: len(self.region.operands)], device=device)
-        found = knowledge().kernel(call, environment(device.type, self.region), self.names)
-        if found is None:
-            return None
-        self.tuned[found[0].name] = found
-        return found[0].name
+        if call not in self._told:
+            found = knowledge().kernel(call, environment(device.type, self.region), self.names)
+            self._told[call] = found[0].name if found is not None else None
+            if found is not None:
+                self.tuned[found[0].name] = found
+        return self._told[call]
 
     def give_up(self, name: str, error: Exception) -> None:
         """Use a target no more, or one of its configurations: whatever its compiler raises, the user's model must run."""

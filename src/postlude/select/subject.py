@@ -10,10 +10,10 @@ from __future__ import annotations
 import hashlib
 import importlib.metadata
 import json
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
-from math import gcd, prod
+from math import gcd, inf, prod
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -176,6 +176,42 @@ def planned_call(plan: Plan, *, packed: bool = False) -> Call:
     with unset_fake_temporarily():
         device = plan.sources[0].node.meta["val"].device
         return call_of(plan.region, planned_operands(plan), device=device, packed=packed, real=False)
+
+
+#: Smallest and largest size that calls may have.
+Bounds = Mapping[str, tuple[float, float]]
+
+
+def planned_bounds(plan: Plan) -> dict[str, tuple[float, float]]:
+    """The bounds of each axis of a planned Region that varies from call to call."""
+    shapes = []
+    for source in plan.sources:
+        shape = list(source.expand if source.expand is not None else source.node.meta["val"].shape)
+        shapes.append([size for dim, size in enumerate(shape) if dim not in source.squeeze])
+    sizes: dict[str, Any] = {**axis_sizes(plan.region, shapes)}
+    if plan.region.batched:
+        sizes["b"] = prod(batch_shape(plan.region, shapes))
+    return {axis: _bounds(size) for axis, size in sizes.items() if not isinstance(size, int)}
+
+
+def _bounds(size: torch.SymInt) -> tuple[float, float]:
+    found = size.node.shape_env.bound_sympy(size.node.expr)
+    return max(float(found.lower), 0.0), float(found.upper)
+
+
+def same_graph(one: Call, other: Call, bounds: Bounds) -> bool:
+    """Whether one graph serves two calls: they differ in nothing but sizes within `bounds`, and how dimensions of size 1 lie."""
+    if replace(one, sizes=(), layout=()) != replace(other, sizes=(), layout=()):
+        return False
+    for (axis, size), (_, other_size) in zip(one.sizes, other.sizes, strict=True):
+        if axis in bounds:
+            low, high = bounds[axis]
+            if other_size < bucket(int(low)) or (high < inf and other_size > bucket(int(high))):
+                return False
+        elif size != other_size:
+            return False
+    pairs = [zip(a.split(), b.split(), strict=True) for a, b in zip(one.layout, other.layout, strict=True)]
+    return all(a == b or "-" in (a, b) for words in pairs for a, b in words)
 
 
 def peer() -> str:

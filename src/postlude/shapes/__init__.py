@@ -11,7 +11,8 @@
 compiles once, for every batch from 0 to 64; a call that breaks the spec raises `postlude.errors.ShapeViolation`.
 """
 
-from postlude.errors import ShapeViolation, SpecError
+from postlude.errors import OutputSizesUnknown, RecompileLimitExceeded, ShapeViolation, SpecError
+from postlude.shapes.bucketed import bucketed
 from postlude.shapes.decorate import dynamic_spec, spec_of
 from postlude.shapes.dims import from_dynamic_shapes, from_marks, mark, to_dynamic_shapes
 from postlude.shapes.expressions import IntVar, ShapeVar
@@ -33,6 +34,7 @@ from postlude.shapes.spec import (
 )
 from postlude.shapes.text import parse
 from postlude.shapes.tracing import export, make_fx
+from postlude.shapes.watch import watch
 
 __all__ = [
     "STATIC",
@@ -42,14 +44,17 @@ __all__ = [
     "LeafIntSpec",
     "LeafSpec",
     "ObjectSpec",
+    "OutputSizesUnknown",
     "ParamsSpec",
     "Place",
+    "RecompileLimitExceeded",
     "SeqSpec",
     "ShapeVar",
     "ShapeViolation",
     "ShapesSpec",
     "SpecError",
     "TensorSpec",
+    "bucketed",
     "code",
     "dimension_line",
     "dynamic_spec",
@@ -64,4 +69,5 @@ __all__ = [
     "parse",
     "spec_of",
     "to_dynamic_shapes",
+    "watch",
 ]

@@ -122,6 +122,8 @@ def _decorate_function(function: Callable[..., Any], spec: ShapesSpec) -> Callab
     names: dict[str, Any] = {**BUILTINS, "__inner": inner, "__doubt": doubt, session.RULES: rules, "__own_code": own_code}
     names |= {"__hook": session.start, "__hooks": callback_handler.start_callbacks, "__register": session.register}
     checked: Callable[..., Any] = _compiled(front(rules, signature, own=own), "front", name, signature, names)
+    if "__bind" in names:  # Dynamo must not compile it: for each size it would do so anew
+        _leave_alone(names["__bind"], _FrameAction.SKIP)
     functools.update_wrapper(checked, function)
     for attribute in [attribute for attribute in vars(checked) if attribute.startswith("_torchdynamo")]:
         delattr(checked, attribute)
