@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from postlude import runtime
+from postlude.backend import RegionPass
 from postlude.ir import to_text
 from postlude.report import collecting
 from postlude.select import tune
@@ -97,17 +98,33 @@ class Projection(nn.Module):
         return F.gelu(self.linear(x))
 
 
+class Judged(Exception):
+    """All is decided; what Inductor makes of it is not asked."""
+
+
 def test_one_bucket_that_loses_decides_for_a_graph_that_serves_it(monkeypatch: pytest.MonkeyPatch) -> None:
     """Measured: 8 rows are faster as a Region, 500 in Inductor's code."""
+    choices = []
+
+    def finish(self: RegionPass, graph: Any, captured: list[Any], is_inference: bool) -> None:
+        choices.append(captured[0].choice)
+        raise Judged
+
+    def judged(module: nn.Module, rows: int, **options: Any) -> Any:
+        torch._dynamo.reset()
+        with pytest.raises(Exception, match="Judged"), torch.no_grad():
+            torch.compile(module, backend="postlude", options=options, fullgraph=True)(torch.randn(rows, 16))
+        return choices.pop()
+
+    monkeypatch.setattr(RegionPass, "finish", finish)
+    monkeypatch.setattr(torch._inductor.config, "force_disable_caches", True)
     for rows, seconds in ((8, 1.0), (500, 3.0)):
         monkeypatch.setattr(tune, "measure", measured(seconds, 2.0))
-        torch._dynamo.reset()
-        assert [one.choice.unfused for one in regions(Projection(), torch.randn(rows, 16), tune=True)] == [seconds > 2.0]
+        assert judged(Projection(), rows, tune=True).unfused == (seconds > 2.0)
     monkeypatch.setattr(tune, "measure", pytest.fail)
-    for most, example, fused in ((None, 8, False), (64, 8, True), (512, 8, False)):
-        torch._dynamo.reset()
+    # Ranges reach the graph where sizes are unbacked symbols.
+    for most, guard_free, unfused in ((None, False, True), (64, True, False), (512, True, True)):
         spec = {"x": TensorSpec([ShapeVar("rows", max=most), 16])}
-        (one,) = regions(dynamic_spec(spec)(Projection()), torch.randn(example, 16))
-        assert (one.region is not None) == fused, most
-        assert one.choice.origin == "user database"
-        assert fused or one.choice.reason.startswith("sizes vary, and for m = 512 measured: ")
+        choice = judged(dynamic_spec(spec, guard_free=guard_free)(Projection()), 8)
+        assert choice.unfused == unfused, most
+        assert not unfused or choice.reason.startswith("sizes vary, and for m = 512 measured: ")

@@ -52,7 +52,7 @@ def _loses(plan: Plan, growth: Growth, packing: Packing) -> Choice | None:
 
     Kernels are chosen for each call, the Region's being in the graph once for all. Inductor's code for the nodes, which a call
     could go to instead, would have to be in it a second time. So one bucket that loses decides: never slower comes first. Who
-    needs the others' gain declares the range of sizes (`max=`), or compiles a function for each.
+    needs the others' gain bounds the sizes (`max=` in a guard-free spec, or of `mark_dynamic`), or compiles a function for each.
     """
     if knowledge().empty or not (bounds := planned_bounds(plan)):
         return None

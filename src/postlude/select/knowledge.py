@@ -82,6 +82,15 @@ class Knowledge:
         found |= {e.call: e for e in own}
         return [entry for other, entry in found.items() if same_graph(call, other, bounds)]
 
+    def of_graph(self, call: Call, bounds: Bounds, peer: str, environment: dict[str, str]) -> list[Entry]:
+        """What is known of all calls that a graph serves which is compiled for `call`, where sizes vary within `bounds`."""
+        none: list[Entry] = []
+        stored = self._read(lambda: self.database.of_region(call.region), none)
+        found = {e.call: e for e in shipped().values() if e.call.region == call.region and _holds(e, environment)}
+        own = [e for e in (*stored, *self.remembered.values()) if e.peer == peer and e.environment == environment]
+        found |= {e.call: e for e in own}
+        return [entry for other, entry in found.items() if same_graph(call, other, bounds)]
+
     def kernel(self, call: Call, around: dict[str, str], names: Sequence[str]) -> tuple[Variant, Entry] | None:
         """The fastest kernel of a call in this environment, whatever it was compared with; None where nothing is known."""
         key = call.digest()
