@@ -22,12 +22,15 @@ from torch.fx import Graph, GraphModule, Node
 
 from postlude import runtime
 from postlude.capture import Captured, capture, count_gemms
+from postlude.capture.dequantize import expand
 from postlude.capture.heads import share_heads
 from postlude.capture.masks import drop_masks
 from postlude.capture.rewrite import WEIGHTS
 from postlude.inductor import FROZEN, register
 from postlude.ir import to_text
 from postlude.options import Options
+from postlude.quant.op import dequantize
+from postlude.quant.weight import QuantizedTensor
 from postlude.report import collect
 from postlude.select import judge_for, tune
 from postlude.select.judge import Judge
@@ -59,6 +62,7 @@ class RegionPass(_Aware):
         session = tune.session()
         with session.graph(count_gemms(graph)) if session else nullcontext():
             captured: list[Captured] = capture(graph, self.options.capture_settings(), self.judge(is_inference))
+        expand(graph)
         for one in captured:
             if one.region and one.node:
                 runtime.submit(one.device, to_text(one.region), _values(one.node) if self.options.compile_ahead else ())
@@ -176,8 +180,18 @@ def compile_graph(
         own = replace(own, freeze=True)
     first = config.get("post_grad_custom_pre_pass", inductor_config.post_grad_custom_pre_pass)
     config["post_grad_custom_pre_pass"] = make_pass(own, first)
+    if any(isinstance(t, QuantizedTensor) for t in inputs) or any(node.target is dequantize for node in model.graph.nodes):
+        with inductor_config.patch(config):
+            keywords["decompositions"] = _decompositions_but_ours()
     compiled: Any = compile_fx(model, inputs, config_patches=config, **keywords)
     return compiled  # type: ignore[no-any-return]
+
+
+def _decompositions_but_ours() -> dict[Any, Callable[..., Any]]:
+    """Inductor's, so that our pass finds the dequantisation of a weight as one node; it expands what it has no use for."""
+    from torch._inductor.decomposition import select_decomp_table
+
+    return {op: rule for op, rule in select_decomp_table().items() if op is not dequantize}
 
 
 def _can_compile() -> bool:

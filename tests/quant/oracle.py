@@ -1,6 +1,7 @@
-"""Element types without any arithmetic of `postlude.quant`: values from their bits as fractions, codes by search between midpoints."""
+"""Element types without any arithmetic of `postlude.quant`: values as fractions from bits, codes by search between midpoints."""
 
 from fractions import Fraction
+from itertools import pairwise
 
 import numpy as np
 
@@ -22,7 +23,7 @@ def magnitudes(name: str) -> list[Fraction]:
 
 
 def encode(values: np.ndarray, name: str) -> np.ndarray:
-    """Codes of float32 values: between two neighbours the midpoint decides, and on it the even code. NaN gives the first NaN code."""
+    """Codes of float32 values: the midpoint of two neighbours decides, and on it the even code. NaN gives the last code."""
     exponent_bits, mantissa_bits, _, _, infinite = FLOATS[name]
     exact = magnitudes(name)
     # One step further there would be another value: half way to it, infinity begins.
@@ -48,7 +49,7 @@ def floats(count: int, seed: int) -> np.ndarray:
     special = [0.0, -0.0, np.inf, -np.inf, np.nan, 2.0**-149, 2.0**-126, 2.0**-127, np.finfo(np.float32).max]
     for name in FLOATS:
         exact = magnitudes(name)
-        for a, b in zip(exact, exact[1:], strict=False):
+        for a, b in pairwise(exact):
             middle = np.float32(float((a + b) / 2))
             special += [float(a), middle, np.nextafter(middle, np.float32(0)), np.nextafter(middle, np.float32(np.inf))]
     special += [464.0, 480.0, 57344.0, 61439.0, 61440.0, 65536.0, 5.0, 7.0, 1e9]

@@ -2,8 +2,9 @@
 
 What a scale is (a = the largest finite magnitude of the block, M = the largest value of the element type):
 
-    float32, bfloat16   a / M, at least 2^-126, rounded to its type, and such that no product with a code overflows: numbers above
-                        0.996 of float32's largest become that. With zero points: (max(v, 0) - min(v, 0)) / 15 of numbers up to 2^126.
+    float32, bfloat16   a / M, at least 2^-126, rounded to its type, and such that no product with a code overflows: numbers
+                        above 0.996 of float32's largest become that.
+                        With zero points: (max(v, 0) - min(v, 0)) / 15, of numbers up to 2^126.
     e8m0                2^(floor(log2 a) - emax), between 2^-127 and 2^127 (OCP Microscaling Formats v1.0, section 6.3)
     e4m3                a / M / g, at least 2^-9, rounded to e4m3, where g is the matrix's scale: its largest magnitude over
                         448 * M, at least 2^-117
@@ -72,8 +73,33 @@ def quantize(values: Tensor, format: Format, *, matrix_scale: Tensor | None = No
             "floating point matrices with dimensions [..., n, k]",
             "Reshape or convert it",
         )
-    element, values = format.element, values.to(torch.float32)
     n, k = values.shape[-2:]
+    codes, scale, zero, matrix_scale = _encoded(values, format, matrix_scale)
+    codes = _whole(codes, n, k)
+    codes = pack_pairs(codes) if format.element.packed else codes
+    zero_point = None if zero is None else zero.to(torch.int8)
+    return Quantized(format, codes.view(format.element.dtype), scale.view(format.scale), zero_point, matrix_scale)
+
+
+def dequantize(quantized: Quantized, dtype: torch.dtype = torch.float32) -> Tensor:
+    """The numbers that codes and scales stand for, [..., n, k]: computed in float32, rounded once to `dtype`."""
+    format, element = quantized.format, quantized.format.element
+    codes = unpack_pairs(quantized.codes) if element.packed else quantized.codes
+    zero, whole = quantized.zero_point, quantized.matrix_scale
+    values = _decoded(_blocked(decode(codes, element), format), quantized.scale, zero, whole, format)
+    return _whole(values, *codes.shape[-2:]).to(dtype)
+
+
+def round_trip(values: Tensor, format: Format) -> Tensor:
+    """``dequantize(quantize(values, format), values.dtype)``, without tensors of types that TorchInductor does not compile."""
+    codes, scale, zero, matrix_scale = _encoded(values, format, None)
+    back = _decoded(decode(codes, format.element), scale, zero, matrix_scale, format)
+    return _whole(back, *values.shape[-2:]).to(values.dtype)
+
+
+def _encoded(values: Tensor, format: Format, matrix_scale: Tensor | None) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:
+    """Codes in blocks, scales (of 8 bits as bytes), zero points as float32, the matrix's scale."""
+    element, values = format.element, values.to(torch.float32)
     blocked = _blocked(values, format)
     finite = blocked.isfinite()
     clean = blocked.where(finite, 0.0)
@@ -82,34 +108,25 @@ def quantize(values: Tensor, format: Format, *, matrix_scale: Tensor | None = No
         matrix_scale = (top / (_LARGEST_E4M3 * element.largest)).clamp(min=_SMALLEST_MATRIX_SCALE)
     scale, zero = _scales(clean, format, matrix_scale)
     if not element.has_nonfinite:
-        scale = _with_nan(scale, ~finite.all(-1).all(-2))
+        scale = scale.masked_fill(~finite.all(-1).all(-2), _NAN[format.scale])
         blocked = clean
-    factor = _spread(_factors(scale, matrix_scale))
-    quotient = blocked / factor
+    factor = DECODE_SCALE[format.scale](scale)
+    quotient = blocked / _spread(factor if matrix_scale is None else factor * matrix_scale[..., None, None])
     if zero is not None:
         codes = (quotient.round() + _spread(zero)).clamp(0, element.largest).nan_to_num(0.0).to(torch.uint8)
-    else:
-        saturated = quotient.clamp(-element.largest, element.largest)  # only what was infinite may become so
-        if element.has_nonfinite:
-            saturated = saturated.where(finite, quotient if element.infinite else torch.nan)
-        codes = encode_unchecked(saturated, element)
-    codes = _whole(codes, n, k)
-    codes = pack_pairs(codes).view(element.dtype) if element.packed else codes.view(element.dtype)
-    return Quantized(format, codes, scale, None if zero is None else zero.to(torch.int8), matrix_scale)
+        return codes, scale, zero, matrix_scale
+    saturated = quotient.clamp(-element.largest, element.largest)  # only what was infinite may become so
+    if element.has_nonfinite:
+        saturated = saturated.where(finite, quotient if element.infinite else torch.nan)
+    return encode_unchecked(saturated, element), scale, None, matrix_scale
 
 
-def dequantize(quantized: Quantized, dtype: torch.dtype = torch.float32) -> Tensor:
-    """The numbers that codes and scales stand for, [..., n, k]: computed in float32, rounded once to `dtype`."""
-    format, element = quantized.format, quantized.format.element
-    codes = unpack_pairs(quantized.codes) if element.packed else quantized.codes
-    n, k = codes.shape[-2:]
-    values = _blocked(decode(codes, element), format)
-    if quantized.zero_point is not None:
-        values = values - _spread(quantized.zero_point)
-    values = values * _spread(DECODE_SCALE[format.scale](quantized.scale))
-    if quantized.matrix_scale is not None:
-        values = values * quantized.matrix_scale[..., None, None, None, None]
-    return _whole(values, n, k).to(dtype)
+def _decoded(blocked: Tensor, scale: Tensor, zero_point: Tensor | None, matrix_scale: Tensor | None, format: Format) -> Tensor:
+    """Values of codes in blocks, shifted and scaled."""
+    if zero_point is not None:
+        blocked = blocked - _spread(zero_point)
+    values = blocked * _spread(DECODE_SCALE[format.scale](scale))
+    return values if matrix_scale is None else values * matrix_scale[..., None, None, None, None]
 
 
 # Blocks ----------------------------------------------------------------------------------------------------------------
@@ -122,7 +139,8 @@ def _blocked(values: Tensor, format: Format) -> Tensor:
     below, right = -n % rows, -k % columns
     if below or right:
         values = torch.nn.functional.pad(values, (0, right, 0, below))
-    return values.unflatten(-1, ((k + right) // columns, columns)).unflatten(-3, ((n + below) // rows, rows))
+    blocked: Tensor = values.unflatten(-1, ((k + right) // columns, columns)).unflatten(-3, ((n + below) // rows, rows))
+    return blocked
 
 
 def _whole(blocked: Tensor, n: int, k: int) -> Tensor:
@@ -149,22 +167,18 @@ def _scales(clean: Tensor, format: Format, matrix_scale: Tensor | None) -> tuple
     top = clean.abs().amax((-3, -1))
     if format.scale == torch.float8_e8m0fnu:
         exponent = power_of_two_below(top).to(torch.int32) - element.exponent
-        return exponent.clamp(0, 254).to(torch.uint8).view(format.scale), None
+        return exponent.clamp(0, 254).to(torch.uint8), None
     scale = top / element.largest
     if matrix_scale is not None:
         scale = (scale / matrix_scale[..., None, None]).clamp(_SMALLEST_E4M3, _LARGEST_E4M3)
-        return encode_unchecked(scale, ELEMENTS["e4m3"]).view(format.scale), None
+        return encode_unchecked(scale, ELEMENTS["e4m3"]), None
     return scale.clamp(_SMALLEST_SCALE, _LARGEST_PRODUCT / element.largest).to(format.scale), None
 
 
-def _factors(scale: Tensor, matrix_scale: Tensor | None) -> Tensor:
-    factor = DECODE_SCALE[scale.dtype](scale)
-    return factor if matrix_scale is None else factor * matrix_scale[..., None, None]
-
-
-def _with_nan(scale: Tensor, where: Tensor) -> Tensor:
-    """Scales that are NaN where a block holds what is not finite."""
-    codes = {torch.float8_e8m0fnu: E8M0_NAN, torch.float8_e4m3fn: ELEMENTS["e4m3"].nan}.get(scale.dtype)
-    if codes is None:
-        return scale.masked_fill(where, torch.nan)
-    return scale.view(torch.uint8).masked_fill(where, codes).view(scale.dtype)
+#: What a scale of NaN is.
+_NAN: dict[torch.dtype, float | int] = {
+    torch.float32: torch.nan,
+    torch.bfloat16: torch.nan,
+    torch.float8_e8m0fnu: E8M0_NAN,
+    torch.float8_e4m3fn: 0x7F,
+}

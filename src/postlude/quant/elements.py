@@ -8,8 +8,8 @@ One rule for all types, `encode`:
 - The sign of zero is kept where the type has one.
 
 This is OCP's saturating conversion (OCP Microscaling Formats v1.0, section 5.3; OCP 8-bit Floating Point v1.0, section 5.2), and
-what `tensor.to(dtype)` does on a CPU from torch 2.13 on. `float8_e5m2` is torch's and IEEE's instead: it has an infinity, and what
-rounds to more than 57344 becomes it. All arithmetic is exact.
+what `tensor.to(dtype)` of torch 2.13 does on a CPU. `e5m2` is torch's and IEEE's instead: it has an infinity, and what rounds to
+more than 57344 becomes it. All arithmetic is exact.
 """
 
 from collections.abc import Callable
@@ -110,7 +110,7 @@ def _encode_integer(values: Tensor, element: Element) -> Tensor:
 
 
 def _encode_float(values: Tensor, element: Element) -> Tensor:
-    """An exponent e >= the smallest one, and |v| = r * 2^(e - mantissa bits) with r rounded: r carries into the exponent by itself."""
+    """With an exponent e >= the smallest one, |v| = r * 2^(e - mantissa bits). r is rounded, and carries into e by itself."""
     m, smallest = element.mantissa_bits, 1 - element.bias
     top = _top_code(element)
     # From there on everything is the same code; and powers of two stay in float32's range.
@@ -147,7 +147,7 @@ def decode(codes: Tensor, element: Element) -> Tensor:
         return codes.to(torch.float32)
     if element.bits == 8:
         return codes.view(element.dtype).to(torch.float32)
-    return _table(element, codes.device)[codes.to(torch.int32)] if element.exponent_bits else _decode_integer(codes, element)
+    return _decode_e2m1(codes) if element.exponent_bits else _decode_integer(codes, element)
 
 
 def _decode_integer(codes: Tensor, element: Element) -> Tensor:
@@ -155,8 +155,11 @@ def _decode_integer(codes: Tensor, element: Element) -> Tensor:
     return (codes - ((codes & 8) << 1) if element.lowest else codes).to(torch.float32)
 
 
-def _table(element: Element, device: torch.device) -> Tensor:
-    return torch.tensor(values_of(element), dtype=torch.float32, device=device)
+def _decode_e2m1(codes: Tensor) -> Tensor:
+    """A code's bits are the sign, the lowest exponent bits and the highest mantissa bit of a float16, whose bias is 14 more."""
+    codes = codes.to(torch.int32)
+    halves = ((codes & 8) << 12) | ((codes & 7) << 9)
+    return halves.to(torch.int16).view(torch.float16).to(torch.float32) * 2.0**14
 
 
 def values_of(element: Element) -> list[float]:
@@ -185,7 +188,7 @@ E8M0_NAN = 0xFF
 
 
 def power_of_two_below(values: Tensor) -> Tensor:
-    """e8m0 codes of 2^floor(log2 v): the exponent of v as float32 has it. From 2^-127 (for 0 too) to 2^127; NaN for NaN and Inf."""
+    """e8m0 codes of 2^floor(log2 v), from 2^-127 (for 0 too) to 2^127; NaN for NaN and Inf."""
     values = values.to(torch.float32)
     exponent = (values.frexp().exponent - 1 + 127).clamp(0, 254)
     exponent = exponent.masked_fill(values == 0, 0)
@@ -208,10 +211,10 @@ def decode_e8m0(codes: Tensor) -> Tensor:
     return bits.masked_fill(codes == E8M0_NAN, 0x7FC00000).view(torch.float32)
 
 
-#: How a scale type is read: its dtype -> float32.
+#: How scales of a type, or the bytes of those of 8 bits, become float32.
 DECODE_SCALE: dict[torch.dtype, Callable[[Tensor], Tensor]] = {
     torch.float8_e8m0fnu: decode_e8m0,
-    torch.float8_e4m3fn: lambda codes: codes.to(torch.float32),
+    torch.float8_e4m3fn: lambda codes: codes.view(torch.float8_e4m3fn).to(torch.float32),
     torch.float32: lambda scale: scale,
     torch.bfloat16: lambda scale: scale.to(torch.float32),
 }

@@ -1,8 +1,8 @@
 """The formats: which element type, which scales, of which blocks. A table.
 
-A matrix [n, k] is cut into blocks of rows x columns; all numbers of a block share a scale, and formats with zero points a zero
-point. Scales lie as [n / rows, k / columns], rounded up: the last block of a row or column may be smaller. Further dimensions before
-[n, k] are matrices of their own.
+A matrix [n, k] is cut into blocks of rows x columns; all numbers of a block share a scale, and in formats with zero points a zero
+point. Scales lie as [n / rows, k / columns], rounded up: the last block of a row or column may be smaller. Further dimensions
+before [n, k] are matrices of their own.
 """
 
 from dataclasses import dataclass

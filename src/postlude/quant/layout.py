@@ -31,8 +31,8 @@ def unpack_pairs(packed: Tensor) -> Tensor:
 def swizzle(scale: Tensor) -> Tensor:
     """Scales [rows, columns] of 8 bits in the order in which cuBLAS and Blackwell's tensor cores read block scales.
 
-    Both sizes are filled up with zeros to whole tiles of 128 x 4, which lie row by row. In a tile, the scale of row r and column c
-    is byte ``(r % 32) * 16 + (r // 32) * 4 + c`` (cuBLAS documentation, "1D block scaling factors layout").
+    Both sizes are filled up with zeros to whole tiles of 128 x 4, which lie row by row. In a tile, the scale of row r and column
+    c is byte ``(r % 32) * 16 + (r // 32) * 4 + c`` (cuBLAS documentation, "1D block scaling factors layout").
 
     Returns:
         One dimension of ``ceil(rows / 128) * ceil(columns / 4) * 512`` scales.
