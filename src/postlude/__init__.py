@@ -3,7 +3,7 @@
     model = torch.compile(model, backend="postlude")
 
 needs no import of this package. `explain` shows what the backend makes of a model, `check` whether
-it is right and faster there.
+it is right and faster there. `quantize_` keeps a model's weights in 8 or 4 bits.
 """
 
 from importlib import import_module
@@ -14,13 +14,14 @@ if TYPE_CHECKING:
     from postlude.checking.result import Check
     from postlude.checking.run import check
     from postlude.explanation import Explanation, explain
+    from postlude.quant.model import QuantizationReport, quantize_
 
 try:
     __version__ = version("postlude")
 except PackageNotFoundError:  # run from a source tree that is not installed
     __version__ = "0+unknown"
 
-__all__ = ["Check", "Explanation", "__version__", "check", "explain"]
+__all__ = ["Check", "Explanation", "QuantizationReport", "__version__", "check", "explain", "quantize_"]
 
 #: Where each public name comes from.
 _HOMES = {
@@ -28,6 +29,8 @@ _HOMES = {
     "check": "postlude.checking.run",
     "Explanation": "postlude.explanation",
     "explain": "postlude.explanation",
+    "QuantizationReport": "postlude.quant.model",
+    "quantize_": "postlude.quant.model",
 }
 
 

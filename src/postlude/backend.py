@@ -22,6 +22,7 @@ from torch.fx import Graph, GraphModule, Node
 
 from postlude import dependent_launch, runtime
 from postlude.capture import Captured, capture, count_gemms
+from postlude.capture.dequantize import expand
 from postlude.capture.heads import share_heads
 from postlude.capture.masks import drop_masks
 from postlude.capture.outer import expand_outer_products
@@ -29,6 +30,8 @@ from postlude.capture.rewrite import WEIGHTS
 from postlude.inductor import FROZEN, register
 from postlude.ir import to_text
 from postlude.options import Options
+from postlude.quant.op import dequantize
+from postlude.quant.weight import QuantizedTensor
 from postlude.report import collect
 from postlude.select import judge_for, tune
 from postlude.select.judge import Judge
@@ -66,6 +69,7 @@ class RegionPass(_Aware):
         session = tune.session()
         with session.graph(count_gemms(graph)) if session else nullcontext():
             captured: list[Captured] = capture(graph, self.options.capture_settings(), self.judge(is_inference))
+        expand(graph)
         for one in captured:
             if one.region and one.node:
                 runtime.submit(one.device, to_text(one.region), _values(one.node) if self.options.compile_ahead else ())
@@ -221,8 +225,18 @@ def compile_graph(
     if _PDL not in config:
         config[_PDL] = inductor_config.triton.enable_pdl  # back to it when a graph is compiled
         regions.chains = True
+    if any(isinstance(t, QuantizedTensor) for t in inputs) or any(node.target is dequantize for node in model.graph.nodes):
+        with inductor_config.patch(config):
+            keywords["decompositions"] = _decompositions_but_ours()
     compiled: Any = compile_fx(model, inputs, config_patches=config, **keywords)
     return compiled  # type: ignore[no-any-return]
+
+
+def _decompositions_but_ours() -> dict[Any, Callable[..., Any]]:
+    """Inductor's, so that our pass finds the dequantisation of a weight as one node; it expands what it has no use for."""
+    from torch._inductor.decomposition import select_decomp_table
+
+    return {op: rule for op, rule in select_decomp_table().items() if op is not dequantize}
 
 
 def _can_compile() -> bool:

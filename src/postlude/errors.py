@@ -72,6 +72,13 @@ class OptionError(PostludeError):
         super().__init__(f"options={{{name!r}: {value!r}}}: expected {expected}. The README lists the options.")
 
 
+class QuantizationError(PostludeError):
+    """A tensor, a model or a scheme can't be quantised as it was asked for."""
+
+    def __init__(self, happened: str, expected: str, remedy: str) -> None:
+        super().__init__(f"{happened[:1].upper()}{happened[1:]}; expected {expected}. {remedy}.")
+
+
 class ReportNotWritten(PostludeError):
     """A file that was asked for can't be written."""
 
