@@ -77,16 +77,8 @@ class Knowledge:
         """What is known of all calls that a graph serves which is compiled for `call`, where sizes vary within `bounds`."""
         none: list[Entry] = []
         stored = self._read(lambda: self.database.of_region(call.region), none)
-        found = {e.call: e for e in shipped().values() if e.call.region == call.region and _holds(e, environment)}
-        own = [e for e in (*stored, *self.remembered.values()) if e.peer == peer and e.environment == environment]
-        found |= {e.call: e for e in own}
-        return [entry for other, entry in found.items() if same_graph(call, other, bounds)]
-
-    def of_graph(self, call: Call, bounds: Bounds, peer: str, environment: dict[str, str]) -> list[Entry]:
-        """What is known of all calls that a graph serves which is compiled for `call`, where sizes vary within `bounds`."""
-        none: list[Entry] = []
-        stored = self._read(lambda: self.database.of_region(call.region), none)
-        found = {e.call: e for e in shipped().values() if e.call.region == call.region and _holds(e, environment)}
+        told = [self._shipped(e.call, environment) for e in shipped().values() if e.call.region == call.region]
+        found = {e.call: e for e in told if e is not None and e.peer == peer}
         own = [e for e in (*stored, *self.remembered.values()) if e.peer == peer and e.environment == environment]
         found |= {e.call: e for e in own}
         return [entry for other, entry in found.items() if same_graph(call, other, bounds)]
