@@ -20,7 +20,7 @@ from postlude.options import Options
 from postlude.select.choice import UNFUSED, Candidate, Choice
 from postlude.select.knowledge import knowledge
 from postlude.select.measure import Packing, packing_of
-from postlude.select.rows import by_rows, few_rows, has_epilogue
+from postlude.select.rows import VERY_MANY_ROWS, by_rows, few_rows, has_epilogue
 from postlude.select.subject import environment, peer, planned_bounds, planned_call
 from postlude.select.tune import tuned
 from postlude.targets.base import TARGETS, available, serving, target
@@ -141,11 +141,26 @@ def _pays_on_a_gpu(plan: Plan, growth: Growth) -> str | None:
         return "no Triton kernel of this form, for few rows"
     if few and all(isinstance(size, int) for size in sizes):
         return None
+    if not few and "cute" in names and _is_large(plan, growth):
+        return None
     if not has_epilogue(plan.region):
         return None if few and "blas" in names else "cuBLAS is as fast for many rows without an epilogue"
     if not few and _is_one_call(growth):
         return "cuBLAS adds a bias as well"
     return None if "cute" in names else "no CuTe kernel of this form"
+
+
+def _is_large(plan: Plan, growth: Growth) -> bool:
+    """Whether CuTe's products are faster than cuBLAS's: very many rows that lie along k, and large weights."""
+    left = growth.first.left
+    known = all(isinstance(size, int) for size in growth.rows)
+    if not known or growth.program.batched or left.transposed or _rows(plan, growth) < VERY_MANY_ROWS:
+        return False
+    return min(map(hint, growth.widths.values())) * hint(left.shape[-1]) >= _LARGE_WEIGHT
+
+
+#: Elements of the weights that were measured for that.
+_LARGE_WEIGHT = 4096 * 14336
 
 
 def _is_one_call(growth: Growth) -> bool:
