@@ -30,6 +30,7 @@ from common import (
     table,
 )
 from postlude.demo import minilm
+from read_bandwidth import limits
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -129,11 +130,15 @@ def main() -> None:
         attention={"choices": ["sdpa", "eager"], "default": "sdpa", "help": "attention code of the model"},
     )
     records = []
+    machine = limits(options.threads)
     for dtype in options.dtypes:
         part = measure(dtype, options.modes, options)
         show(dtype, part, options.modes)
         records += part
-    save(options.result, {"attention": options.attention, "points": records})
+    machine = {name: max(value, machine[name]) for name, value in limits(options.threads).items()}
+    read = machine["read_gigabytes_per_second"]
+    console.print(f"limits in this run: {machine['gflops']:.0f} GFLOP/s in float32, memory read {read:.0f} GB/s")
+    save(options.result, {"limits": machine, "attention": options.attention, "points": records})
 
 
 if __name__ == "__main__":

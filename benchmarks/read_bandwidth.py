@@ -1,4 +1,4 @@
-"""The read limit of this machine: a plain loop that sums a buffer, with as many threads as the kernels have.
+"""The limits of this machine, with as many threads as the kernels have: a loop that sums a buffer, and one of products.
 
 What depends on memory speed is compared with this loop, measured in the same rounds, and not with a data sheet: on shared
 machines the limit drifts by a factor of two.
@@ -8,9 +8,12 @@ from __future__ import annotations
 
 import ctypes
 import tempfile
+import time
 from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+import torch
 
 from postlude.targets.cpp import toolchain
 
@@ -19,7 +22,8 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-# Eight vectors per step keep enough loads in flight; the result is used so that no load can be dropped.
+# Eight vectors per step keep enough loads in flight, and twelve chains of products hide their latency; the results are used
+# so that nothing can be dropped.
 SOURCE = r"""
 #include <cstdint>
 #include <cstring>
@@ -41,6 +45,21 @@ extern "C" uint64_t read_all(const char *data, int64_t bytes, int threads) {
   }
   return total;
 }
+typedef float Floats __attribute__((vector_size(64)));
+extern "C" float multiply(int64_t steps, float half, int threads) {
+  float total = 0;
+#pragma omp parallel num_threads(threads) reduction(+ : total)
+  {
+    Floats sums[12] = {};
+    const Floats factor = Floats{} + half;
+    for (int chain = 0; chain < 12; chain++) sums[chain] += (float)chain;
+    for (int64_t step = 0; step < steps; step++)
+#pragma GCC unroll 12
+      for (int chain = 0; chain < 12; chain++) sums[chain] = sums[chain] * factor + factor;  // stays near 1
+    for (int chain = 0; chain < 12; chain++) total += sums[chain][0];
+  }
+  return total;
+}
 """
 
 
@@ -55,6 +74,8 @@ def _library() -> ctypes.CDLL:
         if done.returncode:
             raise RuntimeError(f"the read loop did not compile: {done.stderr}")
         library = ctypes.CDLL(str(target))
+    library.multiply.restype = ctypes.c_float
+    library.multiply.argtypes = [ctypes.c_int64, ctypes.c_float, ctypes.c_int]
     library.read_all.restype = ctypes.c_uint64
     library.read_all.argtypes = [ctypes.c_void_p, ctypes.c_int64, ctypes.c_int]
     return library
@@ -68,3 +89,22 @@ def reader(tensor: Tensor, threads: int) -> Callable[[], int]:
         return int(library.read_all(tensor.data_ptr(), size, threads))
 
     return read
+
+
+def limits(threads: int) -> dict[str, float]:
+    """The best of several short runs: FMA in float32 from registers (GFLOP/s), and reading memory (GB/s)."""
+    library, steps = _library(), 100_000
+    data = torch.ones(128 << 20, dtype=torch.uint8)
+
+    def best(run: Callable[[], object], work: float) -> float:
+        rates = []
+        for _ in range(15):
+            start = time.perf_counter()
+            run()
+            rates.append(work / (time.perf_counter() - start) / 1e9)
+        return max(rates)
+
+    return {
+        "gflops": best(lambda: library.multiply(steps, 0.5, threads), steps * 12 * 16 * 2 * threads),
+        "read_gigabytes_per_second": best(reader(data, threads), data.numel()),
+    }

@@ -140,7 +140,7 @@ class _Workers:
 
 
 _workers = _Workers()
-_pending: dict[tuple[str, str, Path], "Future[Path]"] = {}
+_pending: dict[tuple[str, str, tuple[str, ...], Path], "Future[Path]"] = {}
 _pending_lock = threading.Lock()
 
 
