@@ -49,9 +49,9 @@ def front(rules: Rules, signature: inspect.Signature, *, own: bool, hooked: bool
     if own:
         return _function("front", signature, [*body, f"return __inner({_passed(signature)})"])
     names = "".join(f"{name}, " for name in signature.parameters)
-    passed_on = [f"{names}= __bind(*__args, **__kwargs)", *body, "return __inner(*__args, **__kwargs)"]
+    passed_on = [f"({names}) = __bind(*__args, **__kwargs)", *body, "return __inner(*__args, **__kwargs)"]
     return (
-        _function("__bind", signature, [f"return {names}"])
+        _function("__bind", signature, [f"return ({names})"])
         + "\n    ".join(["def front(*__args, **__kwargs):", *passed_on])
         + "\n"
     )
