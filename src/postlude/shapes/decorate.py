@@ -173,8 +173,13 @@ def _decorate_function(function: Callable[..., Any], spec: ShapesSpec) -> Callab
     functools.update_wrapper(checked, function)
     for attribute in [attribute for attribute in vars(checked) if attribute.startswith("_torchdynamo")]:
         delattr(checked, attribute)
-    # What Dynamo traces where another compiled function calls this one: the hook is for calls that start a compilation.
-    nested = _compiled(front(rules, signature, own=own, hooked=False), "front", name, signature, dict(names))
+    # What Dynamo traces where another compiled function calls this one.
+    told = {
+        "__inner": traced if own else names["__inner"],
+        "__unbacked": session.unbacked,
+        "__doubt": torch._dynamo.disable(doubt, reason=f"this call breaks the shape spec of {name}"),
+    }
+    nested = _compiled(front(rules, signature, own=own, inlined=True), "front", name, signature, names | told)
     checked._torchdynamo_inline = nested  # type: ignore[attr-defined]
     setattr(checked, ATTRIBUTE, spec)
     setattr(checked, TRACED, traced)
