@@ -142,3 +142,16 @@ def test_generated_source_goes_with_its_function() -> None:
     del decorated
     gc.collect()
     assert not set(linecache.cache) - before
+
+
+def test_lower_bounds_in_an_exported_program() -> None:
+    """torch.export leaves out the least ones, as the documentation says: a change there is to be told there."""
+    for least, rejected in ((1, []), (2, []), (3, [0, 1, 2])):
+        decorated = dynamic_spec({"x": TensorSpec([ShapeVar("n", min=least), 4])})(lambda x: x.sum())
+        module = export(decorated, (torch.ones(5, 4),)).module()
+        for size in range(4):
+            if size in rejected:
+                with pytest.raises(AssertionError, match=r"x\.size\(\)\[0\] >= 3"):
+                    module(torch.ones(size, 4))
+            else:
+                module(torch.ones(size, 4))

@@ -28,7 +28,8 @@ def export(
     """torch.export.export of a function or module that has a spec.
 
     What the spec says is part of the exported program, as ranges of its inputs and as assertions: it rejects calls that break the
-    spec, where it runs without this package too.
+    spec, where it runs without this package too. Lower bounds of sizes below 3 are not checked: torch.export
+    leaves them out.
 
     Args:
         function: what `dynamic_spec` returned.
