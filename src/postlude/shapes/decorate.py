@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import copyreg
 import functools
 import inspect
 import linecache
 import types
+import weakref
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
@@ -76,7 +78,10 @@ def dynamic_spec(spec: Any, *, guard_free: bool | None = None) -> Callable[[T], 
         as_spec(spec)
 
     def decorate(target: T) -> T:
-        resolved = as_spec(spec, target.forward if isinstance(target, torch.nn.Module) else target)  # type: ignore[arg-type]
+        if isinstance(target, (staticmethod, classmethod)):
+            return type(target)(decorate(target.__func__))
+        called = _demand_signature(target.forward if isinstance(target, torch.nn.Module) else target)
+        resolved = as_spec(spec, called)
         if guard_free is not None and guard_free != resolved.guard_free:
             resolved = ShapesSpec(resolved.params, assumptions=resolved.assumptions, guard_free=guard_free)
         if spec_of(target) is not None:
@@ -88,14 +93,53 @@ def dynamic_spec(spec: Any, *, guard_free: bool | None = None) -> Callable[[T], 
     return decorate
 
 
+def _demand_signature(target: Any) -> Callable[..., Any]:
+    try:
+        if isinstance(target, type):
+            raise TypeError("a class")
+        inspect.signature(target)
+    except (TypeError, ValueError) as error:
+        raise SpecError(
+            f"it is given to {target!r}",
+            "a function whose signature Python knows, a method or a module; of a class, its `forward`",
+        ) from error
+    return target  # type: ignore[no-any-return]
+
+
 def _decorate_module(module: torch.nn.Module, spec: ShapesSpec) -> torch.nn.Module:
     """A module whose class has a checked `forward`: so its copies check, and call, their own."""
     inner = getattr(module, "_orig_mod", module)
-    kind = type(inner)
-    inner.__class__ = type(
-        kind.__name__, (kind,), {"forward": _decorate_function(kind.forward, spec), "__module__": kind.__module__}
-    )
+    if "forward" in vars(inner):  # somebody replaced that of its class
+        inner.forward = _decorate_function(inner.forward, spec)
+    else:
+        inner.__class__ = _Origin(type(inner), spec).made
     return module
+
+
+class _Origin:
+    """What a class that `dynamic_spec` made was made of. It pickles, where the class does not, which no module has."""
+
+    def __init__(self, kind: type[torch.nn.Module], spec: ShapesSpec) -> None:
+        self.parts = kind, spec
+
+        def reduce(module: torch.nn.Module, protocol: Any) -> Any:
+            reduced = kind.__reduce_ex__(module, protocol)
+            if reduced[0] is not copyreg.__newobj__ or reduced[1][0] is not self.made:  # type: ignore[attr-defined]
+                return reduced
+            return (_Origin.new, (self, *reduced[1][1:]), *reduced[2:])
+
+        forward = _decorate_function(kind.forward, spec)
+        body = {"forward": forward, "__reduce_ex__": reduce, "__module__": kind.__module__, "__qualname__": kind.__qualname__}
+        self.made = type(kind.__name__, (kind,), body)
+
+    def new(self, *args: Any) -> torch.nn.Module:
+        return self.made.__new__(self.made, *args)  # type: ignore[no-any-return]
+
+    def __reduce__(self) -> Any:
+        return _Origin, self.parts
+
+    def __deepcopy__(self, memo: Any) -> _Origin:
+        return self
 
 
 def _decorate_function(function: Callable[..., Any], spec: ShapesSpec) -> Callable[..., Any]:
@@ -122,13 +166,20 @@ def _decorate_function(function: Callable[..., Any], spec: ShapesSpec) -> Callab
     names: dict[str, Any] = {**BUILTINS, "__inner": inner, "__doubt": doubt, session.RULES: rules, "__own_code": own_code}
     names |= {"__hook": session.start, "__hooks": callback_handler.start_callbacks, "__register": session.register}
     checked: Callable[..., Any] = _compiled(front(rules, signature, own=own), "front", name, signature, names)
-    if "__bind" in names:  # Dynamo must not compile it: for each size it would do so anew
+    if "__bind" in names:
+        names["__bind"].__qualname__ = name  # in Python's errors where arguments are missing
+        # Dynamo must not compile it: for each size it would do so anew.
         _leave_alone(names["__bind"], _FrameAction.SKIP)
     functools.update_wrapper(checked, function)
     for attribute in [attribute for attribute in vars(checked) if attribute.startswith("_torchdynamo")]:
         delattr(checked, attribute)
-    # What Dynamo traces where another compiled function calls this one: the hook is for calls that start a compilation.
-    nested = _compiled(front(rules, signature, own=own, hooked=False), "front", name, signature, dict(names))
+    # What Dynamo traces where another compiled function calls this one.
+    told = {
+        "__inner": traced if own else names["__inner"],
+        "__unbacked": session.unbacked,
+        "__doubt": torch._dynamo.disable(doubt, reason=f"this call breaks the shape spec of {name}"),
+    }
+    nested = _compiled(front(rules, signature, own=own, inlined=True), "front", name, signature, names | told)
     checked._torchdynamo_inline = nested  # type: ignore[attr-defined]
     setattr(checked, ATTRIBUTE, spec)
     setattr(checked, TRACED, traced)
@@ -160,6 +211,7 @@ def _compiled(source: str, name: str, about: str, signature: inspect.Signature, 
     filename = f"<{name} of the shape spec of {about}, {id(names):x}>"
     linecache.cache[filename] = (len(source), None, source.splitlines(keepends=True), filename)
     exec(compile(source, filename, "exec"), names)
+    weakref.finalize(names[name], linecache.cache.pop, filename, None).atexit = False
     for function in (names[name], names.get("__bind")):
         if function is not None and (name != "front" or function is names.get("__bind") or "__bind" not in names):
             parameters = signature.parameters.values()

@@ -13,7 +13,7 @@ from torch.utils import _pytree as pytree
 from postlude.errors import SpecError
 from postlude.shapes.expressions import Constant, Expression, IntVar, ShapeVar, expression
 from postlude.shapes.printing import unique_names, variables
-from postlude.shapes.rules import linear, rules_for, size_of, violation
+from postlude.shapes.rules import bound_arguments, linear, rules_for, size_of, violation
 from postlude.shapes.spec import STATIC, DictSpec, IntermediateSpec, ObjectSpec, ParamsSpec, SeqSpec, ShapesSpec, TensorSpec
 
 
@@ -178,7 +178,7 @@ def mark(spec: ShapesSpec, function: Callable[..., Any], *args: Any, **kwargs: A
 
     signature = inspect.signature(function)
     rules = rules_for(spec, signature, getattr(function, "__qualname__", type(function).__name__))
-    arguments = signature.bind(*args, **kwargs).arguments
+    arguments = bound_arguments(signature, args, kwargs)
     if (found := violation(rules, arguments)) is not None:
         raise found
     for measure in rules.measures:

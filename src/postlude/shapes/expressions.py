@@ -132,7 +132,12 @@ class IntVar(Expression):
         optimization_hint: int | None = None,
     ) -> None:
         self.name = name if name is not None else f"anon{next(IntVar._anonymous)}"
-        if not self.name.isidentifier():
+        given = {"min": min, "max": max, "multiple_of": multiple_of, "optimization_hint": optimization_hint}
+        for argument, value in given.items():
+            optional = value is None and argument != "multiple_of"
+            if not optional and (not isinstance(value, int) or isinstance(value, bool)):
+                raise ValueError(f"{self.name}: {argument}={value!r}, where an int was expected.")
+        if not isinstance(self.name, str) or not self.name.isidentifier():
             raise ValueError(f"The name of a variable is a Python identifier, which {self.name!r} is not.")
         self.min = min
         self.max = max
@@ -197,7 +202,7 @@ class ShapeVar(IntVar):
         multiple_of: int = 1,
         optimization_hint: int | None = None,
     ) -> None:
-        if min < 0:
+        if isinstance(min, int) and min < 0:
             raise ValueError(f"{name or 'ShapeVar'}: min={min}, but a size is never negative; IntVar is for other integers.")
         super().__init__(name, min=min, max=max, multiple_of=multiple_of, optimization_hint=optimization_hint)
 

@@ -21,37 +21,39 @@ _KINDS = inspect.Parameter
 _MOST_OPTIONAL = 6
 #: Globals of the generated code. Underscores, since a parameter may be called `type` or `inner`.
 BUILTINS = {f"__{kind.__name__}": kind for kind in (Tensor, Mapping, isinstance, type, len, int, dict, list, tuple)}
-_CAUGHT = "(TypeError, ValueError, LookupError, AttributeError, ArithmeticError)"
+_CAUGHT = "(TypeError, ValueError, LookupError, AttributeError, ArithmeticError, RuntimeError)"
 
 
-def front(rules: Rules, signature: inspect.Signature, *, own: bool, hooked: bool = True) -> str:
+def front(rules: Rules, signature: inspect.Signature, *, own: bool, inlined: bool = False) -> str:
     """Source of a function `front` that checks a call and makes it.
 
     Its globals are to be `BUILTINS`, `__inner` (the function), `__doubt` (called with the arguments by name), and `__hook`,
-    `__hooks` and `__register`: a hook that must be in a list, and what puts it there.
+    `__hooks` and `__register`: a hook that must be in a list, and what puts it there. Where it is inlined, `__unbacked` instead,
+    which tells whether sizes are unbacked.
 
     Args:
         rules: what is checked.
         signature: the function's.
         own: whether the function's code has this signature. If not, it is a wrapper that takes anything and passes it on, and so
             must this function: what was not passed is not passed on.
-        hooked: whether it looks after the hook.
+        inlined: whether it is for Dynamo, within another function that is compiled. Then nobody needs the hook. Of unbacked sizes
+            nothing can be asked: `__inner`, if it has this signature, is to state the conditions.
     """
-    writer = _Writer(rules, signature)
+    writer = _Writer(rules, signature, "__unbacked() or " if inlined and own else "")
     optional = tuple(sorted(rules.optional))
     # Of very many optional arguments there are too many sets: then the slow way decides.
     check = writer.check(optional) if len(optional) <= _MOST_OPTIONAL else [f"{writer.fine} = False"]
     arguments = ", ".join(f"{name!r}: {name}" for name in signature.parameters)
     body = ["try:", *("    " + line for line in check), f"except {_CAUGHT}:", f"    {writer.fine} = False"]
     body += [f"if not {writer.fine}:", f"    __doubt({{{arguments}}})"]
-    if hooked:
+    if not inlined:
         body += ["if __hook not in __hooks:", "    __register()"]
     if own:
         return _function("front", signature, [*body, f"return __inner({_passed(signature)})"])
     names = "".join(f"{name}, " for name in signature.parameters)
-    passed_on = [f"{names}= __bind(*__args, **__kwargs)", *body, "return __inner(*__args, **__kwargs)"]
+    passed_on = [f"({names}) = __bind(*__args, **__kwargs)", *body, "return __inner(*__args, **__kwargs)"]
     return (
-        _function("__bind", signature, [f"return {names}"])
+        _function("__bind", signature, [f"return ({names})"])
         + "\n    ".join(["def front(*__args, **__kwargs):", *passed_on])
         + "\n"
     )
@@ -118,8 +120,9 @@ def _passed(signature: inspect.Signature) -> str:
 class _Writer:
     """Lines of the check, with a local name for everything that is looked at."""
 
-    def __init__(self, rules: Rules, signature: inspect.Signature) -> None:
+    def __init__(self, rules: Rules, signature: inspect.Signature, unless: str) -> None:
         self.rules = rules
+        self.unless = unless
         self.taken = {*signature.parameters, *keyword.kwlist}
         self.fine = self.name("fine")
         self.locals: dict[object, str] = {}
@@ -171,7 +174,7 @@ class _Writer:
         for relation in self.rules.relations:
             if all(variable in names for variable in relation.variables()):
                 conditions.append(relation.source(names))
-        return [*lines, f"{self.fine} = {' and '.join(conditions) or True}"]
+        return [*lines, f"{self.fine} = {self.unless}{' and '.join(conditions) or True}"]
 
     def look(self, rule: Container | TensorRule | ScalarRule, lines: list[str], conditions: list[str]) -> None:
         """What a rule is about, in local names."""

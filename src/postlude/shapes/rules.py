@@ -7,7 +7,7 @@ the slow way here decides, and words the error.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -196,7 +196,7 @@ def linear(expression: Expression, variable: IntVar) -> tuple[int, Expression] |
 def values_of(rules: Rules, arguments: Mapping[str, Any]) -> dict[IntVar, Any]:
     """The value of every variable in a call that keeps to the rules. Sizes may be SymInts."""
     found: dict[IntVar, Any] = {}
-    for variable, (measure, coefficient, rest) in steps(rules, _absent(rules, arguments)).items():
+    for variable, (measure, coefficient, rest) in steps(rules, absent_arguments(rules, arguments)).items():
         found[variable] = (size_of(measure, arguments) - rest.evaluate(found)) // coefficient
     return found
 
@@ -214,7 +214,7 @@ def violation(rules: Rules, arguments: Mapping[str, Any]) -> ShapeViolation | No
         rules: the rules of the function.
         arguments: its arguments by parameter, as `inspect.BoundArguments.arguments` has them.
     """
-    absent = _absent(rules, arguments)
+    absent = absent_arguments(rules, arguments)
     for rule in rules.kinds:
         if rule.place.argument not in absent and (wrong := _wrong_kind(rule, arguments)) is not None:
             found, value, expected = wrong
@@ -232,6 +232,8 @@ def _wrong_kind(rule: Container | TensorRule | ScalarRule, arguments: Mapping[st
     if isinstance(rule, TensorRule):
         if not isinstance(value, torch.Tensor):
             return f"{rule.place} of type {name}", name, _expected(rule)
+        if value.is_nested and value.layout is torch.strided:
+            return f"{rule.place}, a nested tensor without sizes", name, _expected(rule)
         if value.dim() != rule.rank:
             return f"{rule.place} of {value.dim()} dimensions", value.dim(), _expected(rule)
     elif isinstance(rule, ScalarRule):
@@ -316,5 +318,13 @@ def _wrong_value(rules: Rules, arguments: Mapping[str, Any], absent: frozenset[s
     return None
 
 
-def _absent(rules: Rules, arguments: Mapping[str, Any]) -> frozenset[str]:
+def bound_arguments(signature: inspect.Signature, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    """A call's arguments by parameter, with the defaults of those that it leaves out."""
+    bound = signature.bind(*args, **kwargs)
+    bound.apply_defaults()
+    return bound.arguments
+
+
+def absent_arguments(rules: Rules, arguments: Mapping[str, Any]) -> frozenset[str]:
+    """Arguments that a call has left out, or given as None, where the spec lets it."""
     return frozenset(name for name in rules.optional if arguments.get(name) is None)

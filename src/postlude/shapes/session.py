@@ -7,6 +7,8 @@ user's tensors carry no marks afterwards.
 from __future__ import annotations
 
 import contextlib
+import contextvars
+import inspect
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import CodeType, FrameType
@@ -17,10 +19,11 @@ import torch.fx.experimental._config as symbolic_config
 from torch._dynamo import mark_dynamic, maybe_mark_dynamic
 from torch._dynamo.callback import CallbackArgs, CallbackTrigger, callback_handler
 from torch._dynamo.decorators import error_on_graph_break, mark_unbacked
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from postlude.shapes.expressions import Expression, IntVar
 from postlude.shapes.proof import implied
-from postlude.shapes.rules import Measure, Rules, size_of
+from postlude.shapes.rules import Measure, Rules, absent_arguments, size_of, steps
 
 #: The name under which a front's globals hold its rules: so a call is recognised on the stack.
 RULES = "__postlude_rules"
@@ -38,7 +41,24 @@ _MARKS = (
     "_has_dynamo_dim_marking",
 )
 
-_open: list[contextlib.ExitStack] = []
+
+#: Whether a function with a guard-free spec is being compiled.
+_unbacked = contextvars.ContextVar("unbacked", default=False)
+
+
+@torch._dynamo.assume_constant_result  # type: ignore[untyped-decorator]
+def unbacked() -> bool:
+    """For functions that Dynamo traces: whether their sizes may be unbacked, so that nothing can be asked of them."""
+    return _unbacked.get()
+
+
+@contextlib.contextmanager
+def _all_unbacked() -> Iterator[None]:
+    token = _unbacked.set(True)
+    try:
+        yield
+    finally:
+        _unbacked.reset(token)
 
 
 def oblivious() -> contextlib.AbstractContextManager[Any]:
@@ -51,56 +71,43 @@ def register() -> None:
     """Have Dynamo announce its compilations; `torch._dynamo.reset` forgets who asked for that."""
     if start not in callback_handler.start_callbacks:
         callback_handler.register_start_callback(start)
-        callback_handler.register_end_callback(end)
 
 
 def start(announced: CallbackArgs) -> None:
     """A compilation starts: prepare it, if a call of a function with a spec is on the stack."""
     if announced.callback_trigger is not CallbackTrigger.DYNAMO:
         return
-    compiling: FrameType | None = None
+    around: dict[str, FrameType] = {}
     frame: FrameType | None = sys._getframe(1)
     while frame is not None and RULES not in frame.f_globals:
-        if compiling is None and frame.f_code.co_name == "_compile" and "hooks" in frame.f_locals:
-            compiling = frame
+        around.setdefault(frame.f_code.co_name, frame)
         frame = frame.f_back
-    if frame is None or frame.f_code.co_name != "front":
+    if frame is None or frame.f_code.co_name != "front" or not {"compile_inner", "_compile"} <= set(around):
         return
-    rules: Rules = frame.f_globals[RULES]
-    stack = contextlib.ExitStack()
-    _open.append(stack)
-    for context in _contexts(rules, frame, compiling):
+    # What Dynamo closes at the end of this compilation, in its thread. Ends are not announced for each compilation, but when the
+    # last of several threads' has ended.
+    stack: contextlib.ExitStack = around["compile_inner"].f_locals["stack"]
+    for context in _contexts(frame.f_globals[RULES], frame, around["_compile"]):
         stack.enter_context(context)
 
 
-def end(announced: CallbackArgs) -> None:
-    """A compilation has ended, well or not."""
-    if announced.callback_trigger is CallbackTrigger.DYNAMO and _open:
-        _open.pop().close()
-
-
-def _contexts(rules: Rules, call: FrameType, compiling: FrameType | None) -> Iterator[contextlib.AbstractContextManager[Any]]:
+def _contexts(rules: Rules, call: FrameType, compiling: FrameType) -> Iterator[contextlib.AbstractContextManager[Any]]:
     arguments = call.f_locals
-    there = [
-        measure
-        for measure in rules.measures
-        if arguments.get(measure.place.argument) is not None and not _fixed(measure.expression)
-    ]
+    there = [measure for measure in rules.measures if not _fixed(measure.expression) and _is_there(measure, arguments)]
     if rules.guard_free:
         # Behind a break of the graph sizes would be plain numbers, and compiled again for each.
         yield error_on_graph_break(True)
+        yield _all_unbacked()
     else:
         yield oblivious()
     yield _marked(rules, [measure for measure in there if measure.dimension is not None], arguments)
-    if compiling is None:
-        return
-    found: Mapping[str, Any] = compiling.f_locals["locals"]
+    code, found = compiling.f_locals["code"], compiling.f_locals["locals"]
     for setting in ("unbacked_sources", "dynamic_sources"):
         integers = [
             source
             for measure in there
             if measure.dimension is None and (rules.guard_free and _never_negative(measure)) == (setting == "unbacked_sources")
-            for source in _sources(measure, found)
+            for source in _sources(measure, code, found)
         ]
         if not integers:
             continue
@@ -108,9 +115,23 @@ def _contexts(rules: Rules, call: FrameType, compiling: FrameType | None) -> Ite
         # Entries are regular expressions, and separated by commas.
         entries = ["".join(c if c.isalnum() or c == "_" else "." for c in source) + "$" for source in integers]
         yield torch.compiler.config.patch(**{setting: ",".join(filter(None, [before, *entries]))})  # type: ignore[attr-defined]
-    if _is_own(compiling.f_locals["code"], call):
-        sizes = {source: measure.expression for measure in rules.measures for source in _sources(measure, found)}
+    if _is_own(code, call):
+        # Of a size in whose rule a variable has no value, since arguments were left out, the front has said nothing.
+        told = steps(rules, absent_arguments(rules, arguments))
+        checked = [measure for measure in rules.measures if all(variable in told for variable in measure.expression.variables())]
+        sizes = {source: measure.expression for measure in checked for source in _sources(measure, code, found)}
         yield _filtered(compiling.f_locals["hooks"], sizes)
+
+
+def _is_there(measure: Measure, arguments: Mapping[str, Any]) -> bool:
+    """Whether what is measured is there still: behind a break of the graph the function may have changed its arguments."""
+    try:
+        value = measure.place.find(arguments)
+    except (LookupError, AttributeError, TypeError):
+        return False
+    if measure.dimension is None:
+        return isinstance(value, int)
+    return isinstance(value, torch.Tensor) and value.dim() > measure.dimension
 
 
 def _never_negative(measure: Measure) -> bool:
@@ -128,11 +149,14 @@ def _is_own(code: CodeType, call: FrameType) -> bool:
     return bool(code is call.f_globals["__own_code"])
 
 
-def _sources(measure: Measure, found: Mapping[str, Any]) -> list[str]:
-    """What Dynamo may call a place, in the frame that has these locals."""
+def _sources(measure: Measure, code: CodeType, found: Mapping[str, Any]) -> list[str]:
+    """What Dynamo may call a place, in the frame of this code that has these locals: also what it takes as ``**kwargs``."""
     argument = measure.place.argument
     roots = [f"L[{argument!r}]"] if argument in found else []
-    roots += [f"L[{name!r}][{argument!r}]" for name, value in found.items() if isinstance(value, dict) and argument in value]
+    if code.co_flags & inspect.CO_VARKEYWORDS:
+        keywords = code.co_varnames[code.co_argcount + code.co_kwonlyargcount + bool(code.co_flags & inspect.CO_VARARGS)]
+        if argument in found.get(keywords, ()):
+            roots.append(f"L[{keywords!r}][{argument!r}]")
     size = "" if measure.dimension is None else f".size()[{measure.dimension}]"
     return [root + "".join(map(str, measure.place.steps)) + size for root in roots]
 
@@ -140,7 +164,7 @@ def _sources(measure: Measure, found: Mapping[str, Any]) -> list[str]:
 @contextlib.contextmanager
 def _marked(rules: Rules, measures: Sequence[Measure], arguments: Mapping[str, Any]) -> Iterator[None]:
     """Tensors with the marks of their dimensions; without, afterwards, whatever they had before."""
-    tensors = {id(tensor): tensor for measure in measures for tensor in (measure.place.find(arguments),)}
+    tensors = {id(tensor): tensor for measure in measures for tensor in _with_inner(measure.place.find(arguments))}
     before = {
         key: {name: _copy(tensor.__dict__[name]) for name in _MARKS if name in tensor.__dict__} for key, tensor in tensors.items()
     }
@@ -153,6 +177,15 @@ def _marked(rules: Rules, measures: Sequence[Measure], arguments: Mapping[str, A
             for name in _MARKS:
                 tensor.__dict__.pop(name, None)
             tensor.__dict__.update(before[key])
+
+
+def _with_inner(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
+    """A tensor, and those that it is made of where its class wraps others: marks go to them too."""
+    yield tensor
+    if is_traceable_wrapper_subclass(tensor):
+        for name in tensor.__tensor_flatten__()[0]:
+            if isinstance(inner := getattr(tensor, name), torch.Tensor):
+                yield from _with_inner(inner)
 
 
 def _copy(value: Any) -> Any:

@@ -23,13 +23,13 @@ def parse(text: str, parameters: Sequence[str], *, guard_free: bool = False) -> 
 
     Args:
         text: the short form.
-        parameters: the function's parameters in order; a first one called self does not count.
+        parameters: the function's parameters in order; a first one called self or cls does not count.
         guard_free: as in `ShapesSpec`.
 
     Raises:
         SpecError: it is not of this form, or has more entries than there are parameters.
     """
-    names = [name for index, name in enumerate(parameters) if index or name != "self"]
+    names = [name for index, name in enumerate(parameters) if index or name not in ("self", "cls")]
     reader = _Reader(text)
     entries: dict[str, IntermediateSpec] = {}
     for position, entry in enumerate(text.partition("->")[0].split(",")):

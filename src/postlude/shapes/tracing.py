@@ -18,7 +18,7 @@ from torch.utils import _pytree as pytree
 from postlude.errors import SpecError
 from postlude.shapes.decorate import RULES, TRACED, spec_of
 from postlude.shapes.dims import to_dynamic_shapes
-from postlude.shapes.rules import Rules, ScalarRule, TensorRule, violation
+from postlude.shapes.rules import Rules, ScalarRule, TensorRule, bound_arguments, violation
 from postlude.shapes.session import oblivious
 
 
@@ -28,7 +28,8 @@ def export(
     """torch.export.export of a function or module that has a spec.
 
     What the spec says is part of the exported program, as ranges of its inputs and as assertions: it rejects calls that break the
-    spec, where it runs without this package too.
+    spec, where it runs without this package too. Lower bounds of sizes below 3 are not checked: torch.export
+    leaves them out.
 
     Args:
         function: what `dynamic_spec` returned.
@@ -94,7 +95,7 @@ def _demand_spec(function: Any) -> Any:
 
 
 def _forward(function: Any) -> Any:
-    return type(function).forward if isinstance(function, torch.nn.Module) else function
+    return function.forward if isinstance(function, torch.nn.Module) else function
 
 
 def _rules(function: Any) -> Rules:
@@ -107,7 +108,7 @@ def _signature(function: Any) -> inspect.Signature:
 
 
 def _check_example(function: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
-    if (found := violation(_rules(function), _signature(function).bind(*args, **kwargs).arguments)) is not None:
+    if (found := violation(_rules(function), bound_arguments(_signature(function), args, kwargs))) is not None:
         raise found
 
 
@@ -125,7 +126,14 @@ def _traced(function: Any, names: Iterable[str] = ()) -> Iterator[torch.nn.Modul
         module.forward = traced
         yield module
         return
-    kind = type(function)
+    kind, own = type(function), vars(function).get("forward")
+    if own is not None:
+        function.forward = traced
+        try:
+            yield function
+        finally:
+            function.forward = own
+        return
     function.__class__ = type(kind.__name__, (kind,), {"forward": traced, "__module__": kind.__module__})
     try:
         yield function
