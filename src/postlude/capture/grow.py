@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch.fx import Node
 
+from postlude.capture.codes import weight_of
 from postlude.capture.forms import (
     LOW,
     PER_COLUMN,
@@ -77,8 +78,11 @@ class Growth:
         norm_of: frozenset[Node] = frozenset(),
         *,
         totals: bool = True,
+        coded: bool = False,
     ) -> None:
         self.settings = settings
+        #: Whether products read the codes of quantised weights, where there are such.
+        self.coded = coded and not settings.eager_rounding
         #: Whether reductions may be results where nothing of the Region can depend on them.
         self.totals = totals
         #: Nodes that must stay outside, and why.
@@ -196,8 +200,12 @@ class Growth:
 
     def contract(self, gemm: Gemm, column: str) -> str:
         """The GEMM with its bias and factors."""
-        right = self.program.operand(Source(gemm.right.node), self._right_axes(gemm.right, self.contracted, column))
-        value = self.program.contract(self.left, right, column)
+        weight = weight_of(gemm.right) if self.coded else None
+        if weight is not None:
+            value = weight.contract(self.program, self.left, self.contracted, column)
+        else:
+            right = self.program.operand(Source(gemm.right.node), self._right_axes(gemm.right, self.contracted, column))
+            value = self.program.contract(self.left, right, column)
         if gemm.alpha != 1.0:
             value = apply(self.program, "mul", value, gemm.alpha)
         if gemm.bias is not None:

@@ -39,7 +39,7 @@ def judge_for(options: Options, is_inference: bool = False) -> Judge:
             return _kept(plan, growth, "fuse_all is set")
         packing = packing_of(plan) if options.freeze and is_inference and device == "cpu" else Packing()
         ruled = rule(plan, growth)
-        if options.tune:
+        if options.tune and not plan.region.coded:
             return _tuned(plan, growth, ruled, packing)
         return _known(plan, growth, packing) or ruled
 

@@ -64,11 +64,14 @@ constexpr GroupInfo describe() {
   static_assert(!Group::feeds_next || Group::whole_rows, "a group that feeds the next one needs whole rows");
   static_assert(sizeof(typename Group::Compute) == compute_bytes(ElementOf<typename Group::Right>::value),
                 "float accumulates all but double");
-  return GroupInfo{ElementOf<typename Group::Left>::value, ElementOf<typename Group::Right>::value,
+  GroupInfo info{ElementOf<typename Group::Left>::value, ElementOf<typename Group::Right>::value,
                    Group::contractions,                    Group::left,
                    Group::right,                           Group::batched,
                    Group::whole_rows,                      Group::feeds_next,
                    &block_epilogue<Group>};
+  if constexpr (requires { Group::codes; })
+    info.codes = Group::codes, info.scale_type = Group::scale_type, info.block = Group::block, info.scales = Group::scales;
+  return info;
 }
 
 template <class Groups>
@@ -86,7 +89,7 @@ const GroupInfo *packable(const DLTensor &operand, int32_t index, bool *transpos
   if (operand.ndim != 2) return nullptr;
   for (const GroupInfo &group : D::groups)
     for (int i = 0; i < group.contractions; ++i)
-      if (group.right[i].tensor == index) {
+      if (group.right[i].tensor == index && group.codes == Codes::none) {
         *transposed = group.right[i].transposed;
         return &group;
       }
