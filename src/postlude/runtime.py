@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from postlude.capture.gemm import ACCUMULATE
 from postlude.errors import KernelBuildError, KernelLoadError
 from postlude.ir import Region
 from postlude.ir.region import DTYPE_NAMES
@@ -36,7 +37,7 @@ def kernel(device: str, program: str, frozen: tuple[int, ...] = (), constant: bo
 
 def prepare(device: str, dtype: torch.dtype) -> None:
     """Start compiling, in the background, what every kernel for weights of this type needs."""
-    if device == "cpu" and dtype.is_floating_point and dtype in DTYPE_NAMES and cpp.unavailable() is None:
+    if device == "cpu" and dtype in ACCUMULATE and cpp.unavailable() is None:
         from postlude.targets.cpp import launcher
 
         launcher.submit(DTYPE_NAMES[dtype])

@@ -11,6 +11,7 @@ import torch
 from torch._inductor.pattern_matcher import stable_topological_sort
 from torch.fx import Graph, Node
 
+from postlude.capture.codes import weight_of
 from postlude.capture.gemm import RESHAPES, Gemm, NotAGemm, recognize
 from postlude.capture.grow import Growth, Settings
 from postlude.capture.heads import join_heads
@@ -191,6 +192,9 @@ def _variants(
 ) -> Iterator[tuple[Growth, Plan]]:
     """The same products with more and with less around them, what is wanted most first."""
     growth, region_plan = plain
+    if not settings.eager_rounding and any(weight_of(gemm.right) for gemm in growth.gemms):
+        with suppress(NotAGemm, NotExpressible):
+            yield _grown(gemms, settings, done, coded=True)
     if (found := _with_norm(gemms, settings, done, growth)) is not None:
         yield found
     yield plain
@@ -222,11 +226,12 @@ def _grown(
     *,
     totals: bool = True,
     inflow: bool = True,
+    coded: bool = False,
 ) -> tuple[Growth, Plan]:
     """Grow and plan, again without each node that is better computed outside or can't be stored in the form it is needed in."""
     refused: dict[Node, str] = {}
     while True:
-        growth = Growth(gemms, settings, refused, done, norm_of, totals=totals, inflow=inflow)
+        growth = Growth(gemms, settings, refused, done, norm_of, totals=totals, inflow=inflow, coded=coded)
         growth.run()
         if not growth.reach.whole_rows and (outside := trim(growth)):
             refused |= dict.fromkeys(outside, "the kernel that reads it computes it as well, from fewer bytes")

@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from torch.fx import Node
 
+from postlude.capture.codes import weight_of
 from postlude.capture.forms import (
     IMPLICIT,
     LOW,
@@ -82,8 +83,11 @@ class Growth:
         *,
         totals: bool = True,
         inflow: bool = True,
+        coded: bool = False,
     ) -> None:
         self.settings = settings
+        #: Whether products read the codes of quantised weights, where there are such.
+        self.coded = coded and not settings.eager_rounding
         #: Whether reductions may be results where nothing of the Region can depend on them.
         self.totals = totals
         #: Nodes that must stay outside, and why.
@@ -209,10 +213,17 @@ class Growth:
 
     def contract(self, gemm: Gemm, column: str) -> str:
         """The GEMM with its bias and factors."""
-        right = self.program.operand(Source(gemm.right.node), self._right_axes(gemm.right, self.contracted, column))
         other = gemm.left != self.first.left
+        weight = weight_of(gemm.right) if self.coded else None
+        right = None
+        if weight is None:
+            right = self.program.operand(Source(gemm.right.node), self._right_axes(gemm.right, self.contracted, column))
         left = self.program.operand(Source(gemm.left.node), self._left_axes(gemm.left, self.contracted)) if other else self.left
-        value = self.program.contract(left, right, column)
+        if weight is not None:
+            value = weight.contract(self.program, left, self.contracted, column)
+        else:
+            assert right is not None
+            value = self.program.contract(left, right, column)
         if gemm.alpha != 1.0:
             value = apply(self.program, "mul", value, gemm.alpha)
         if gemm.bias is not None:

@@ -52,13 +52,13 @@ class Program:
         self._axes[role] = count + 1
         return f"{role}{count or ''}"
 
-    def operand(self, source: Source, axes: Sequence[str]) -> str:
-        """The operand that stands for `source` with these axes, made once."""
-        key = (source.key, tuple(axes))
+    def operand(self, source: Source, axes: Sequence[str], dtype: torch.dtype | None = None, blocks: tuple[int, ...] = ()) -> str:
+        """The operand that stands for `source` with these axes, made once; `dtype` says what bytes are codes of."""
+        key = (source.key, tuple(axes), blocks)
         if key not in self._known:
             name = self._fresh()
-            dtype = source.node.meta["val"].dtype
-            self.operands.append(Operand(name, tuple(axes), dtype))
+            dtype = dtype or source.node.meta["val"].dtype
+            self.operands.append(Operand(name, tuple(axes), dtype, blocks))
             self.sources.append(source)
             ordered = tuple(a for a in ROW_AXES if a in axes) + tuple(a for a in axes if a not in ROW_AXES)
             self.types[name] = Type(ordered, "bool" if dtype == torch.bool else "float")
@@ -66,12 +66,12 @@ class Program:
             self._known[key] = name
         return self._known[key]
 
-    def contract(self, left: str, right: str, column: str) -> str:
-        """Append a contraction; `column` is the right side's column axis."""
+    def contract(self, left: str, right: str, column: str, scale: str | None = None, shift: str | None = None) -> str:
+        """Append a contraction; `column` is the right side's column axis. Codes on the right have a scale and perhaps a shift."""
         name = self._fresh()
         self.types[name] = Type((*self.rows, column), "float")
         self.origins[name] = frozenset((column,))
-        self.body.append(Contract(name, left, right, self.accumulate))
+        self.body.append(Contract(name, left, right, self.accumulate, scale, shift))
         return name
 
     def apply(self, op: str, *inputs: str) -> str:

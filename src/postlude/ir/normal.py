@@ -38,7 +38,7 @@ def _digests(region: Region) -> dict[str, str]:
     """A name-free digest of every value: what it computes from which kinds of operands."""
     digests: dict[str, str] = {}
     for operand in region.operands:
-        digests[operand.name] = _hash("operand", str(len(operand.axes)), str(operand.dtype), *_kind(operand))
+        digests[operand.name] = _hash("operand", str(operand.blocks), str(operand.dtype), *_kind(operand))
     for statement in region.body:
         inputs = [digests[name] for name in statement.inputs]
         if isinstance(statement, Apply) and OPS[statement.op].commutative:
@@ -53,7 +53,7 @@ def _kind(operand: Operand) -> list[str]:
 
 def _attributes(statement: Statement) -> str:
     if isinstance(statement, Contract):
-        return str(statement.accumulate)
+        return f"{statement.accumulate} {statement.scale is not None} {statement.shift is not None}"
     if isinstance(statement, Apply):
         return statement.op
     if isinstance(statement, Reduce):
@@ -142,6 +142,7 @@ def _roles(region: Region) -> dict[str, str]:
         roles[operand.name] = kinds[kind.has_rows, kind.column is not None]
     for contraction in region.contractions:
         roles[contraction.right] = "w"
+        roles |= {name: role for name, role in ((contraction.scale, "scale"), (contraction.shift, "shift")) if name}
         if contraction.left in roles:
             roles[contraction.left] = "x"
     return roles
@@ -149,7 +150,9 @@ def _roles(region: Region) -> dict[str, str]:
 
 def _with_inputs(statement: Statement, inputs: list[str]) -> Statement:
     if isinstance(statement, Contract):
-        return replace(statement, left=inputs[0], right=inputs[1])
+        more = iter(inputs[2:])
+        scale, shift = (next(more) if name is not None else None for name in (statement.scale, statement.shift))
+        return replace(statement, left=inputs[0], right=inputs[1], scale=scale, shift=shift)
     if isinstance(statement, Apply):
         return replace(statement, inputs=tuple(inputs))
     if isinstance(statement, Reduce | Round):

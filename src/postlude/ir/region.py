@@ -11,14 +11,32 @@ from postlude.ir.ops import OPS, ValueType
 #: Axis names of rows: a batch of any number of tensor dimensions, and the rows of one GEMM.
 ROW_AXES = ("b", "m")
 
-#: Storage types by their short name in the text form.
+#: Types that torch's stubs do not know.
+INT4: torch.dtype = torch.int4  # type: ignore[attr-defined]
+UINT4: torch.dtype = torch.uint4  # type: ignore[attr-defined]
+
+#: Storage types by their short name in the text form. Those of weights that are kept in few bits follow bool; only a contraction
+#: reads them.
 DTYPES: dict[str, torch.dtype] = {
     "f32": torch.float32,
     "f64": torch.float64,
     "bf16": torch.bfloat16,
     "f16": torch.float16,
     "bool": torch.bool,
+    "i8": torch.int8,
+    "f8e4m3": torch.float8_e4m3fn,
+    "f8e5m2": torch.float8_e5m2,
+    "e8m0": torch.float8_e8m0fnu,
+    "f4e2m1": torch.float4_e2m1fn_x2,
+    "i4": INT4,
+    "u4": UINT4,
 }
+#: Types of which two numbers share a byte, the first in its lower half: tensors of bytes, with half the columns.
+PAIRS = (torch.float4_e2m1fn_x2, INT4, UINT4)
+
+#: Types of 8 bits or less whose numbers are codes.
+CODES = (torch.int8, torch.float8_e4m3fn, torch.float8_e5m2, *PAIRS)
+
 DTYPE_NAMES: dict[torch.dtype, str] = {dtype: name for name, dtype in DTYPES.items()}
 
 
@@ -42,26 +60,37 @@ class Type:
 
 @dataclass(frozen=True)
 class Operand:
-    """A tensor argument. `axes` name its trailing dimensions in memory order of dimensions (not of strides)."""
+    """A tensor argument. `axes` name its trailing dimensions in memory order of dimensions (not of strides).
+
+    `blocks`, where given, say for each axis how many neighbours on it share an element: the scales of a weight [n, k] in
+    blocks of 16 columns are ``[n, k/16]``.
+    """
 
     name: str
     axes: tuple[str, ...]
     dtype: torch.dtype
+    blocks: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
 class Contract:
-    """Matrix product of `left` (has the rows; an operand or a computed tile) and `right` (an operand)."""
+    """Matrix product of `left` (has the rows; an operand or a computed tile) and `right` (an operand).
+
+    `scale` and `shift`, operands in blocks along the contracted axis, say what the codes of `right` stand for:
+    ``(right - shift) * scale``.
+    """
 
     name: str
     left: str
     right: str
     accumulate: torch.dtype
+    scale: str | None = None
+    shift: str | None = None
 
     @property
     def inputs(self) -> tuple[str, ...]:
         """Names of the values read."""
-        return (self.left, self.right)
+        return (self.left, self.right, *(name for name in (self.scale, self.shift) if name is not None))
 
 
 @dataclass(frozen=True)
@@ -209,6 +238,11 @@ class Region:
     def row_axes(self) -> tuple[str, ...]:
         """Axes of the rows: ``("m",)`` or ``("b", "m")``."""
         return ("b", "m") if self.batched else ("m",)
+
+    @property
+    def coded(self) -> bool:
+        """Whether a contraction reads codes: a weight that is kept in 8 bits or less."""
+        return any(self.operands[self.operand_index[c.right]].dtype in CODES for c in self.contractions)
 
     @cached_property
     def contractions(self) -> tuple[Contract, ...]:

@@ -33,7 +33,7 @@ class RegionSyntaxError(ValueError):
 def to_text(region: Region, *, lines: bool = False) -> str:
     """Print a Region, on one line, or one statement a line for people."""
     parts = [f"region({', '.join(region.axes)})"]
-    parts += [f"%{o.name} = operand {_axes(o.axes)} {DTYPE_NAMES[o.dtype]}" for o in region.operands]
+    parts += [f"%{o.name} = operand {_axes(o.axes, o.blocks)} {DTYPE_NAMES[o.dtype]}" for o in region.operands]
     parts += [f"%{s.name} = {_PRINT[type(s)](s)}" for s in region.body]
     parts += [f"yield {_axes(y.axes)} {DTYPE_NAMES[y.dtype]} %{y.value}{_order(y.order)}" for y in region.yields]
     return "\n  ".join(parts) if lines else "; ".join(parts)
@@ -58,8 +58,8 @@ def parse(text: str) -> Region:
         if match := re.fullmatch(rf"yield {_AXES} (\w+) {_NAME}(?: order ([\d ]+))?", part):
             order = tuple(int(number) for number in (match[4] or "").split())
             yields.append(Yield(_split(match[1]), _dtype(match[2], part), match[3], order))
-        elif match := re.fullmatch(rf"{_NAME} = operand {_AXES} (\w+)", part):
-            operands.append(Operand(match[1], _split(match[2]), _dtype(match[3], part)))
+        elif match := re.fullmatch(rf"{_NAME} = operand \[([\w, /]*)\] (\w+)", part):
+            operands.append(Operand(match[1], *_blocked(match[2], part, _dtype(match[3], part))))
         elif match := re.fullmatch(rf"{_NAME} = (\w+)(.*)", part):
             body.append(_statement(match[1], match[2], match[3].strip(), part))
         else:
@@ -71,7 +71,10 @@ _NAME = r"%(\w+)"
 _AXES = r"\[([\w, ]*)\]"
 
 _PRINT: dict[type, Callable[..., str]] = {
-    Contract: lambda s: f"contract %{s.left}, %{s.right} : {DTYPE_NAMES[s.accumulate]}",
+    Contract: lambda s: (
+        f"contract %{s.left}, %{s.right}{f' shifted %{s.shift}' if s.shift else ''}{f' scaled %{s.scale}' if s.scale else ''}"
+        f" : {DTYPE_NAMES[s.accumulate]}"
+    ),
     Apply: lambda s: f"{s.op} {', '.join('%' + name for name in s.inputs)}",
     Reduce: lambda s: f"reduce {s.kind} {s.axis} %{s.input}",
     Round: lambda s: f"round_to {DTYPE_NAMES[s.dtype]} %{s.input}",
@@ -80,8 +83,9 @@ _PRINT: dict[type, Callable[..., str]] = {
 }
 
 
-def _axes(axes: tuple[str, ...]) -> str:
-    return f"[{', '.join(axes)}]"
+def _axes(axes: tuple[str, ...], blocks: tuple[int, ...] = ()) -> str:
+    sizes = blocks or (1,) * len(axes)
+    return f"[{', '.join(axis if size == 1 else f'{axis}/{size}' for axis, size in zip(axes, sizes, strict=True))}]"
 
 
 def _order(order: tuple[int, ...]) -> str:
@@ -92,6 +96,20 @@ def _split(axes: str) -> tuple[str, ...]:
     return tuple(re.findall(r"\w+", axes))
 
 
+def _blocked(axes: str, part: str, dtype: torch.dtype) -> tuple[tuple[str, ...], torch.dtype, tuple[int, ...]]:
+    names: list[str] = []
+    sizes: list[int] = []
+    for one in filter(None, (axis.strip() for axis in axes.split(","))):
+        match = re.fullmatch(r"(\w+)(?:/([1-9]\d*))?", one)
+        if match is None:
+            raise RegionSyntaxError(
+                f"{one!r} is no axis in {part!r}; expected a name, or a name and the size of its blocks: k/16"
+            )
+        names.append(match[1])
+        sizes.append(int(match[2] or 1))
+    return tuple(names), dtype, tuple(sizes) if any(size != 1 for size in sizes) else ()
+
+
 def _dtype(name: str, part: str) -> torch.dtype:
     if name not in DTYPES:
         raise RegionSyntaxError(f"unknown type {name!r} in {part!r}; known: {', '.join(DTYPES)}")
@@ -99,8 +117,9 @@ def _dtype(name: str, part: str) -> torch.dtype:
 
 
 def _statement(name: str, word: str, rest: str, part: str) -> Statement:
-    if word == "contract" and (match := re.fullmatch(rf"{_NAME}, {_NAME} : (\w+)", rest)):
-        return Contract(name, match[1], match[2], _dtype(match[3], part))
+    form = rf"{_NAME}, {_NAME}(?: shifted {_NAME})?(?: scaled {_NAME})? : (\w+)"
+    if word == "contract" and (match := re.fullmatch(form, rest)):
+        return Contract(name, match[1], match[2], _dtype(match[5], part), scale=match[4], shift=match[3])
     if word == "reduce" and (match := re.fullmatch(rf"(\w+) (\w+) {_NAME}", rest)) and match[1] in REDUCTIONS:
         return Reduce(name, match[1], match[2], match[3])
     if word == "round_to" and (match := re.fullmatch(rf"(\w+) {_NAME}", rest)):

@@ -3,7 +3,7 @@
 import torch
 
 from postlude.ir.ops import OPS
-from postlude.ir.region import ROW_AXES, Apply, Contract, Extent, Operand, Reduce, Region, Round, Statement, Type
+from postlude.ir.region import CODES, ROW_AXES, Apply, Contract, Extent, Operand, Reduce, Region, Round, Statement, Type
 
 _ACCUMULATE = {torch.float32, torch.float64}
 
@@ -43,6 +43,8 @@ def _check_operand(region: Region, operand: Operand, seen: dict[str, Type]) -> N
     unknown = [axis for axis in operand.axes if axis not in region.axes]
     if unknown or len(set(operand.axes)) != len(operand.axes):
         raise RegionError(f"operand %{operand.name} has axes {operand.axes}; the Region declares {region.axes}")
+    if operand.blocks and (len(operand.blocks) != len(operand.axes) or min(operand.blocks) < 1):
+        raise RegionError(f"operand %{operand.name}: blocks {operand.blocks} do not belong to axes {operand.axes}")
     if "b" in operand.axes and operand.axes[0] != "b":
         raise RegionError(f"operand %{operand.name}: the batch 'b' is the first axis, got {operand.axes}")
 
@@ -51,7 +53,7 @@ def _check_statement(region: Region, statement: Statement, types: dict[str, Type
     where = f"%{statement.name}"
     inputs = [types[name] for name in statement.inputs]
     if isinstance(statement, Contract):
-        left, right = inputs
+        left, right = inputs[:2]
         if statement.right not in operands:
             raise RegionError(f"{where} contracts %{statement.right}, which is computed; the right side is an operand")
         if statement.accumulate not in _ACCUMULATE:
@@ -65,6 +67,7 @@ def _check_statement(region: Region, statement: Statement, types: dict[str, Type
         if len(shared) != 1 or len(columns) != 1 or not rows_fit or not batch_fits or len(left.axes) > 3:
             expected = "[b, m, k] and [b, k, n]" if region.batched else "[m, k] and [k, n]"
             raise RegionError(f"{where} contracts axes {left.axes} with {right.axes}; expected some order of {expected}")
+        _check_scales(region, statement, operands)
     elif isinstance(statement, Reduce):
         over = {"m", inputs[0].column} & set(inputs[0].axes)
         if statement.axis not in over or inputs[0].value != "float":
@@ -88,6 +91,19 @@ def _check_statement(region: Region, statement: Statement, types: dict[str, Type
         for name, type in zip(statement.inputs, inputs, strict=True):
             if name in operands and "b" not in type.axes and type.has_rows and region.batched:
                 raise RegionError(f"{where}: %{name} has rows without the batch; expand it over 'b'")
+
+
+def _check_scales(region: Region, statement: Contract, operands: dict[str, Operand]) -> None:
+    """Codes, their scale and their shift: operands over the same axes, in blocks along the contracted one."""
+    where, right = f"%{statement.name}", operands[statement.right]
+    if right.blocks:
+        raise RegionError(f"{where} contracts %{right.name} in blocks")
+    given = [operands.get(name) for name in (statement.scale, statement.shift) if name is not None]
+    if given and right.dtype not in CODES:
+        raise RegionError(f"{where} scales or shifts %{right.name}, whose {right.dtype} are numbers already")
+    for operand in given:
+        if operand is None or operand.axes != right.axes or not operand.blocks:
+            raise RegionError(f"{where}: a scale or shift is an operand in blocks over {right.axes}, got {operand}")
 
 
 def _check_contracted_operands_stay_there(region: Region) -> None:
@@ -118,6 +134,11 @@ def _check_results(region: Region, types: dict[str, Type]) -> None:
             raise RegionError(f"result %{result.value} is a {type.value}, the yield says {result.dtype}")
         if sorted(result.order) != list(range(len(result.order))):
             raise RegionError(f"result %{result.value}: order {result.order} is not a permutation")
+    right = {c.right for c in region.contractions}
+    beside = {name for c in region.contractions for name in (c.scale, c.shift)}
+    for operand in region.operands:
+        if (operand.dtype in CODES and operand.name not in right | beside) or (operand.blocks and operand.name not in beside):
+            raise RegionError(f"operand %{operand.name}: codes and blocks stand on the right of contractions only")
     used = {name for s in region.body for name in s.inputs}
     for operand in region.operands:
         if operand.name not in used:

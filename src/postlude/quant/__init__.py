@@ -18,7 +18,7 @@ from postlude.quant.formats import FORMATS, Format, format_named
 from postlude.quant.layout import pack_pairs, swizzle, unpack_pairs, unswizzle
 from postlude.quant.model import Layer, QuantizationReport, quantize_
 from postlude.quant.plain import flatten, unflatten
-from postlude.quant.schemes import SCHEMES, Scheme
+from postlude.quant.schemes import SCHEMES, Scheme, scheme_named
 from postlude.quant.weight import QuantizedTensor
 
 __all__ = [
@@ -40,6 +40,7 @@ __all__ = [
     "pack_pairs",
     "quantize",
     "quantize_",
+    "scheme_named",
     "swizzle",
     "unflatten",
     "unpack_pairs",

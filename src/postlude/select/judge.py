@@ -41,7 +41,8 @@ def judge_for(options: Options, is_inference: bool = False) -> Judge:
             return _kept(plan, growth, "fuse_all is set")
         packing = packing_of(plan) if options.freeze and is_inference and device == "cpu" else Packing()
         ruled = rule(plan, growth)
-        choice = _tuned(plan, growth, ruled, packing) if options.tune else _known(plan, growth, packing) or ruled
+        tunes = options.tune and not plan.region.coded
+        choice = _tuned(plan, growth, ruled, packing) if tunes else _known(plan, growth, packing) or ruled
         return choice if choice.unfused else _loses(plan, growth, packing) or choice
 
     return judge

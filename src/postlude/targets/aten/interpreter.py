@@ -13,7 +13,12 @@ from torch import Tensor
 
 from postlude.ir import OPS, Apply, Const, Contract, Extent, Operand, Reduce, Region, Round, Statement
 from postlude.ir.ops import REDUCTIONS
-from postlude.ir.region import ROW_AXES
+from postlude.ir.region import INT4, PAIRS, ROW_AXES, UINT4
+from postlude.quant.elements import DECODE_SCALE, ELEMENTS, decode
+from postlude.quant.layout import unpack_pairs
+
+#: Element types of the packed storage types.
+_ELEMENTS = {torch.float4_e2m1fn_x2: ELEMENTS["e2m1"], INT4: ELEMENTS["int4"], UINT4: ELEMENTS["uint4"]}
 
 
 def run(region: Region, operands: Sequence[Tensor], results: Sequence[Tensor]) -> None:
@@ -75,6 +80,10 @@ def axis_sizes(region: Region, shapes: Sequence[Sequence[int]]) -> dict[str, int
     contracted = {name for c in region.contractions for name in c.inputs}
     # Operands of contractions first: an epilogue tile may have more leading dimensions than its axes name.
     for operand, shape in sorted(zip(region.operands, shapes, strict=True), key=lambda pair: pair[0].name not in contracted):
+        if operand.blocks:
+            continue
+        if operand.dtype in PAIRS:
+            shape = (*shape[:-1], 2 * shape[-1])
         if operand.axes[:1] == ("m",):
             trailing = len(operand.axes) - 1
             sizes.setdefault("m", prod(shape[: len(shape) - trailing]))
@@ -147,6 +156,10 @@ def _contract(state: _State, statement: Contract) -> Tensor:
     batch = ("b",) if state.region.batched else ()
     left = _arranged(state, statement.left, (*rows, contracted))
     right = _arranged(state, statement.right, (*batch, contracted, column))
+    if statement.shift is not None:
+        right = right - _spread(state, statement.shift, (*batch, contracted, column))
+    if statement.scale is not None:
+        right = right * _spread(state, statement.scale, (*batch, contracted, column))
     return torch.matmul(left, right).reshape(state.extended((*rows, column)))
 
 
@@ -156,9 +169,29 @@ def _arranged(state: _State, name: str, axes: tuple[str, ...]) -> Tensor:
     if name not in state.tensors:
         return state.values[name].expand(state.extended(axes)).reshape(sizes)
     given = state.region.operands[state.region.operand_index[name]].axes
-    tensor = state.computed(state.tensors[name])
+    tensor = _numbers(state, name)
     tensor = tensor.reshape([state.batch if axis == "b" else state.sizes[axis] for axis in given])
     return tensor.permute([given.index(axis) for axis in axes])
+
+
+def _numbers(state: _State, name: str) -> Tensor:
+    """An operand's numbers in the type of the arithmetic."""
+    dtype, tensor = state.region.operands[state.region.operand_index[name]].dtype, state.tensors[name]
+    if dtype in PAIRS:
+        return decode(unpack_pairs(tensor), _ELEMENTS[dtype]).to(state.arithmetic)
+    if dtype in DECODE_SCALE:
+        return DECODE_SCALE[dtype](tensor).to(state.arithmetic)
+    return state.computed(tensor)
+
+
+def _spread(state: _State, name: str, axes: tuple[str, ...]) -> Tensor:
+    """Scales in blocks, one for each number, with exactly these axes."""
+    operand = state.region.operands[state.region.operand_index[name]]
+    tensor = _numbers(state, name)
+    for dim, (axis, block) in enumerate(zip(operand.axes, operand.blocks, strict=True)):
+        if block != 1:
+            tensor = tensor.repeat_interleave(block, dim).narrow(dim, 0, state.sizes[axis])
+    return tensor.permute([operand.axes.index(axis) for axis in axes])
 
 
 def _apply(state: _State, statement: Apply) -> Tensor:

@@ -24,6 +24,8 @@ def unsupported(region: Region) -> str | None:
     """Only contractions whose results are stored as they are, in the operands' type."""
     if region.batched:
         return "a batch"
+    if region.coded:
+        return "weights that are codes"
     if any(not isinstance(statement, Contract) for statement in region.body):
         return "an epilogue"
     if any(y.order or y.dtype != region.operands[0].dtype for y in region.yields):

@@ -102,6 +102,12 @@ def load(region: Region, frozen: tuple[int, ...] = (), constant: bool = False) -
 
 
 def _element(region: Region) -> str:
-    """Storage type of the weights, which decides the library of microkernels."""
-    right = region.operands[region.operand_index[region.contractions[0].right]]
-    return DTYPE_NAMES[right.dtype]
+    """Storage type of the weights, which decides the library of microkernels; before that of codes, what they are decoded to."""
+    from postlude.targets.cpp.codegen import CODES, panel_type
+
+    for contraction in region.contractions:
+        right = region.operands[region.operand_index[contraction.right]].dtype
+        if right in CODES:
+            left = region.operands[region.operand_index[contraction.left]].dtype
+            return f"{DTYPE_NAMES[panel_type(left)]} {CODES[right]}"
+    return DTYPE_NAMES[region.operands[region.operand_index[region.contractions[0].right]].dtype]

@@ -250,7 +250,9 @@ _MICRO_FLAGS = ("-O2",)
 
 def _micro_source(element: str) -> str:
     """The library's source for one type of right operand: a process compiles only what its models need."""
-    return f"#define POSTLUDE_ELEMENT {element}\n{MICRO_SOURCE.read_text()}"
+    numbers, _, codes = element.partition(" ")
+    second = f"#define POSTLUDE_CODES {codes}\n" if codes else ""
+    return f"#define POSTLUDE_ELEMENT {numbers}\n{second}{MICRO_SOURCE.read_text()}"
 
 
 @lru_cache(maxsize=16)
@@ -264,7 +266,8 @@ def _micro_library(element: str, isa: Isa, root: Path) -> ctypes.CDLL:
 def micro_table(element: str = "f32", isa: Isa | None = None) -> int:
     """The address of the table of microkernels for `isa`: what goes into PostludeCall::micro.
 
-    `element` is the storage type of the right operands: f32, f64, bf16 or f16.
+    `element` is the storage type of the right operands: f32, f64, bf16 or f16. Behind it, after a space, may stand that of codes
+    which kernels decode: i8, f8e4m3, f8e5m2, f4e2m1, i4 or u4.
     """
     _, isa = _tools(isa)
     table = _micro_library(element, isa, cache.folder()).postlude_micro_table

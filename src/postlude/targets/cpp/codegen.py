@@ -16,7 +16,7 @@ import torch
 
 from postlude.errors import PostludeError
 from postlude.ir import Apply, Const, Contract, Extent, Group, Operand, Reduce, Region, Round, Statement, Yield, to_text
-from postlude.ir.region import ROW_AXES
+from postlude.ir.region import INT4, ROW_AXES, UINT4
 from postlude.targets.cpp.codegen_ops import ACCUMULATORS, EXPRESSIONS, POWERS
 from postlude.targets.cpp.codegen_plan import Pass, Plan, behind_totals, plan, split_factor
 
@@ -28,6 +28,25 @@ TYPES: dict[torch.dtype, str] = {
     torch.float16: "float16",
     torch.bool: "bool",
 }
+
+#: Types of codes, and of their scales, as include/postlude names them.
+CODES: dict[torch.dtype, str] = {
+    torch.int8: "i8",
+    torch.float8_e4m3fn: "f8e4m3",
+    torch.float8_e5m2: "f8e5m2",
+    torch.float4_e2m1fn_x2: "f4e2m1",
+    INT4: "i4",
+    UINT4: "u4",
+}
+SCALES: dict[torch.dtype, str] = {
+    torch.float32: "f32",
+    torch.bfloat16: "bf16",
+    torch.float8_e4m3fn: "f8e4m3",
+    torch.float8_e8m0fnu: "e8m0",
+}
+
+#: Columns of a weight that may share a scale.
+_BLOCKS = (16, 32, 64, 128, 256)
 
 _MOST_TENSORS = 64  # Tensors::kMost
 _MOST_SCRATCH_ROWS = 32  # Tensors::kMostScratchRows
@@ -67,6 +86,8 @@ def supported(region: Region) -> str | None:
 
 
 def _check(region: Region) -> None:
+    if any(c.scale or c.shift for c in region.contractions) or region.coded:
+        _check_codes(region)
     limits = (
         ("tensors", len(region.operands) + len(region.yields), _MOST_TENSORS),
         ("groups", len(region.groups), _MOST_GROUPS),
@@ -128,6 +149,51 @@ def _check_totals(region: Region, group: Group, *, fed: bool) -> None:
             and any(n not in late and region.types[n].axes for n in statement.inputs)
         ):
             raise UnsupportedRegion(f"%{statement.name} joins a sum over rows with another value")
+
+
+def coded(region: Region, group: Group) -> Operand | None:
+    """The weight of a group's first contraction if it is kept as codes."""
+    right = region.operands[region.operand_index[group.contractions[0].right]]
+    return right if right.dtype in CODES else None
+
+
+def _check_codes(region: Region) -> None:
+    """Weights in codes: [n, k], scales of short blocks of k, one type of codes in a Region, and no batch or chain."""
+    operands = region.operand_index
+    kinds = set()
+    for group in region.groups:
+        weight = coded(region, group)
+        if weight is None:
+            continue
+        if region.batched or group.feeds or any(c.left not in operands for c in group.contractions):
+            raise UnsupportedRegion("weights in codes are multiplied in plain products only")
+        forms: set[tuple[torch.dtype, object, object]] = set()
+        for contraction in group.contractions:
+            right = region.operands[operands[contraction.right]]
+            beside = [region.operands[operands[name]] if name else None for name in (contraction.scale, contraction.shift)]
+            if right.axes[-1] != region.contraction_axes(contraction)[0]:
+                raise UnsupportedRegion(f"the codes of %{right.name} do not lie along the contracted axis")
+            scale, shift = beside
+            forms.add((right.dtype, scale and (scale.dtype, scale.blocks), shift and (shift.dtype, shift.blocks)))
+            for operand in beside:
+                if operand is not None and (operand.blocks[0] != 1 or operand.blocks[1] not in _BLOCKS):
+                    raise UnsupportedRegion(f"%{operand.name} has blocks of {operand.blocks}; 1 x one of {_BLOCKS} is possible")
+            if (scale is not None and scale.dtype not in SCALES) or (scale is None and shift is not None):
+                raise UnsupportedRegion("no kernel reads scales of such a type, or shifts without scales")
+            if shift is not None and (shift.dtype, shift.blocks, right.dtype) != (torch.int8, scale and scale.blocks, UINT4):
+                raise UnsupportedRegion(f"no kernel shifts %{right.name} by %{shift.name}")
+        if len(forms) > 1:
+            raise UnsupportedRegion(f"contractions over the columns {group.column!r} have weights in different formats")
+        left = region.operands[operands[group.contractions[0].left]].dtype
+        kinds.add((weight.dtype, left))
+    others = {region.operands[operands[g.contractions[0].right]].dtype for g in region.groups if coded(region, g) is None}
+    if len(kinds) > 1 or (kinds and others - {panel_type(left) for _, left in kinds}):
+        raise UnsupportedRegion("its weights have different formats")
+
+
+def panel_type(left: torch.dtype) -> torch.dtype:
+    """What codes are decoded to for many rows of a type."""
+    return torch.bfloat16 if left == torch.bfloat16 else torch.float32
 
 
 class _Source:
@@ -238,12 +304,13 @@ class _GroupWriter:
         lines += [
             f"struct Group{self.number} {{",
             f"  using Left = {self._left_type()};",
-            f"  using Right = {TYPES[self._operand(group.contractions[0].right).dtype]};",
+            f"  using Right = {TYPES[self._right_type()]};",
             f"  using Compute = {self.compute};",
             f"  using V = Vec<{self.compute}>;",
             f"  static constexpr int contractions = {count};",
             f"  static constexpr Source left[{count}] = {{{', '.join(left for left, _ in sources)}}};",
             f"  static constexpr Source right[{count}] = {{{', '.join(right for _, right in sources)}}};",
+            *self._codes(),
             f"  static constexpr bool batched = {_bool(self.region.batched)};",
             f"  static constexpr bool whole_rows = {_bool(self.whole_rows)};",
             f"  static constexpr bool feeds_next = {_bool(group.feeds is not None)};",
@@ -290,6 +357,27 @@ class _GroupWriter:
         if contraction.left not in self.operands:
             return "{-1, false}", right
         return source(contraction.left, self._operand(contraction.left).axes[-1] != contracted), right
+
+    def _right_type(self) -> torch.dtype:
+        right = self._operand(self.group.contractions[0].right).dtype
+        return panel_type(self._operand(self.group.contractions[0].left).dtype) if right in CODES else right
+
+    def _codes(self) -> list[str]:
+        """What the codes of a weight are, and where their scales."""
+        weight, first = coded(self.region, self.group), self.group.contractions[0]
+        if weight is None:
+            return []
+        scale = self._operand(first.scale) if first.scale else None
+        pairs = [
+            f"{{{self.operands[c.scale][0] if c.scale else -1}, {self.operands[c.shift][0] if c.shift else -1}}}"
+            for c in self.group.contractions
+        ]
+        return [
+            f"  static constexpr Codes codes = Codes::{CODES[weight.dtype]};",
+            f"  static constexpr ScaleType scale_type = ScaleType::{SCALES[scale.dtype] if scale else 'none'};",
+            f"  static constexpr int block = {scale.blocks[1] if scale else 0};",
+            f"  static constexpr Scales scales[{len(pairs)}] = {{{', '.join(pairs)}}};",
+        ]
 
     def _left_type(self) -> str:
         left = self.group.contractions[0].left

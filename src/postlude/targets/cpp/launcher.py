@@ -51,6 +51,9 @@ DLPACK: dict[torch.dtype, tuple[int, int]] = {
     torch.float64: (2, 64),
     torch.bfloat16: (4, 16),
     torch.bool: (6, 8),
+    torch.float8_e4m3fn: (10, 8),
+    torch.float8_e5m2: (12, 8),
+    torch.float8_e8m0fnu: (14, 8),
 }
 
 _SHIMS = (

@@ -91,6 +91,8 @@ def generate(region: Region, rows: int = 1, split: frozenset[tuple[int, str]] = 
 
 def obstacle(region: Region) -> str | None:
     """Why there is no kernel for the Region, or None."""
+    if region.coded:
+        return "its weights are codes"
     if attention.softmax_of(region) is not None:
         return None
     before = {c.left: prologue_of(region, c) for c in region.contractions if c.left not in region.operand_index}

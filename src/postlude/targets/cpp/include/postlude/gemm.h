@@ -24,6 +24,7 @@
 #include <cstring>
 
 #include <postlude/gemm_view.h>
+#include <postlude/micro_codes.h>
 #include <postlude/micro_kernels.h>
 #include <postlude/micro_pack.h>
 
@@ -32,9 +33,9 @@ namespace postlude {
 // Thread-local buffers that only grow. Slots at and above kPacked hold packed right operands, one per contraction.
 enum Slot : int {
   kSharedRows, kSharedLeft, kSharedPanels, kSharedCounters, kPanel, kTile, kTwoTiles, kRows, kNextEven, kNextOdd, kLeft,
-  kLeftConverted, kLeftPairs, kLeftPanel,
-  kTotals,
-  kPacked
+  kLeftConverted, kLeftPairs, kLeftPanel, kLeftArranged, kScales, kTotals,
+  kDecoded,
+  kPacked = kDecoded + kMaxContractions
 };
 constexpr int kMaxGroups = 16;
 constexpr int kSlots = kPacked + kMaxContractions * kMaxGroups;
@@ -80,11 +81,22 @@ constexpr int64_t kOwnRows = 8 * kTileRows, kOwnTasks = 3;
 constexpr int64_t kTotalRows = 24, kFinishedRows = 16;
 constexpr int64_t kPanelBudget = 640 << 10, kRowsBudget = 8 << 20, kLeftBudget = 16 << 20, kKeepPacked = 4 << 20;
 
-enum class Form { packed, dot, in_place, pack };
+// Up to how many rows codes are multiplied as they are decoded; beyond, a panel of weight rows is decoded first. Where bfloat16 is
+// multiplied in tiles, the products are nearly free.
+constexpr int64_t kCodedFew = kCodedRows;
+
+#if defined(POSTLUDE_CODES)
+constexpr Codes kCodes = Codes::POSTLUDE_CODES;
+#else
+constexpr Codes kCodes = Codes::none;
+#endif
+
+enum class Form { packed, dot, in_place, pack, codes };
 
 struct Right {
-  View view;
+  View view;  // of codes: their sizes, and strides that say that k is contiguous
   const char *packed = nullptr;
+  CodedRows coded;
 };
 
 struct Left {
@@ -218,6 +230,37 @@ class Driver {
     return 0;
   }
 
+  // The parts of a weight that is kept as codes.
+  int coded(Right &right, const GroupInfo &info, int i) {
+    if (info.codes != kCodes) return fail("the library of microkernels was compiled for other codes than this kernel's");
+    const DLTensor &t = call_.tensors[info.right[i].tensor];
+    const bool pairs = codes_bits(info.codes) == 4;
+    if (t.ndim != 2 || t.dtype.bits != 8 || (t.shape[1] > 1 && t.strides[1] != 1))
+      return fail("tensor %d is a weight in codes: expected bytes [n, k] that lie along k", info.right[i].tensor);
+    right.view.rows.add(t.shape[0], 1);
+    right.view.type = info.right_type;
+    right.view.k = t.shape[1] * (pairs ? 2 : 1);
+    right.view.stride_k = 1;
+    right.coded.codes = static_cast<const uint8_t *>(t.data) + t.byte_offset;
+    right.coded.stride = t.strides[0];
+    if (info.block == 0) return 0;
+    right.coded.block = info.block, right.coded.scale_type = info.scale_type;
+    for (const int index : {info.scales[i].scale, info.scales[i].shift}) {
+      if (index < 0) continue;
+      const DLTensor &s = call_.tensors[index];
+      if (s.ndim != 2 || s.shape[0] != t.shape[0] || s.shape[1] != (right.view.k + info.block - 1) / info.block ||
+          (s.shape[1] > 1 && s.strides[1] != 1))
+        return fail("tensor %d holds scales: expected one for each row and %d columns of tensor %d, along k", index,
+                    static_cast<int>(info.block), info.right[i].tensor);
+      const char *data = static_cast<const char *>(s.data) + s.byte_offset;
+      if (index == info.scales[i].scale)
+        right.coded.scale = data, right.coded.scale_stride = s.strides[0] * (s.dtype.bits / 8);
+      else
+        right.coded.shift = reinterpret_cast<const int8_t *>(data), right.coded.shift_stride = s.strides[0];
+    }
+    return 0;
+  }
+
   int prepare(int index) {
     const GroupInfo &info = program_.groups[index];
     Group &g = groups_[index];
@@ -230,10 +273,14 @@ class Driver {
     if (g.chained && index == 0) return fail("the first group has no left operand");
     for (int i = 0; i < info.contractions; ++i) {
       const Source l = info.left[i], r = info.right[i];
-      if (const int code = check(r.tensor, info.right_type, info.batched, false)) return code;
-      g.right[i].view = view_of(call_.tensors[r.tensor], info.right_type, r.transposed, info.batched);
+      if (info.codes != Codes::none) {
+        if (const int code = coded(g.right[i], info, i)) return code;
+      } else {
+        if (const int code = check(r.tensor, info.right_type, info.batched, false)) return code;
+        g.right[i].view = view_of(call_.tensors[r.tensor], info.right_type, r.transposed, info.batched);
+      }
       const View &right = g.right[i].view;
-      if (call_.packed != nullptr && right.batch.total == 1)
+      if (call_.packed != nullptr && right.batch.total == 1 && info.codes == Codes::none)
         g.right[i].packed = static_cast<const char *>(call_.packed[r.tensor]);
       int64_t batch = right.batch.total, m, k;
       if (g.chained) {
@@ -275,6 +322,7 @@ class Driver {
   // --- the plan ---------------------------------------------------------------------------------------------------------
 
   static bool amx(const Group &g) { return g.block == kAmxRows; }
+  static bool is_coded(const Group &g) { return g.info->codes != Codes::none; }
 
   // With AMX the panels of a task are read once for so many rows; as few tasks as leave every thread a choice.
   int64_t own_rows(const Group &g) const {
@@ -296,6 +344,7 @@ class Driver {
 
   static Form form(const Group &g, const Right &r, int64_t rows, int64_t panel) {
     if (r.packed != nullptr) return Form::packed;
+    if (is_coded(g) && !amx(g) && rows <= kCodedFew) return Form::codes;
     const View &v = r.view;
     if (amx(g)) {
       const bool dot = weights_as_left(g, r) && rows <= kAmxWeightsRows && g.n - panel * g.width >= 16;
@@ -448,6 +497,7 @@ class Driver {
   // Whether weights should be multiplied where they lie, as the left operand of the transposed product: then only the rows and the
   // results are turned. Columns of the last vector that no row fills are multiplied all the same.
   static bool turn_pays(const Group &g) {
+    if (is_coded(g)) return false;
     if (kVectorBytes != 64 || g.kernels.left != Element::f32 || g.info->right_type != Element::f32) return false;
     if (g.m < kTurnFrom || g.m * g.k * 4 > kTurnBytes || !g.one_left || !g.left[0].direct) return false;
     for (int c = 0; c < g.info->contractions; ++c)
@@ -491,7 +541,7 @@ class Driver {
       g.tasks = g.panels * slabs;
       return;
     }
-    bool packs = false;
+    bool packs = is_coded(g);
     for (int c = 0; c < g.info->contractions; ++c) packs = packs || form(g, g.right[c], rows, 0) == Form::pack;
     const auto pieces = [&](int64_t count) { return round_up((rows + count - 1) / count, g.block); };
     // One thread that keeps all rows in L2 lets them pass panel by panel.
@@ -565,6 +615,8 @@ class Driver {
     int64_t paired_rows = 0, paired_stride = 0, paired_k = 0;
     const char *turned = nullptr;  // the rows that stand in kLeftPanel, and how many
     int64_t turned_rows = 0, turned_stride = 0, turned_k = 0;
+    const char *arranged = nullptr;  // the rows that stand in kLeftArranged, and how many
+    int64_t arranged_rows = 0, arranged_stride = 0, arranged_k = 0;
     const Group *held = nullptr;  // whose panel, packed from natural weights, stands in kPanel, and which
     int64_t held_panel = 0, held_item = 0;
     int64_t slot = 0;  // the task's first partial sums over rows
@@ -581,7 +633,7 @@ class Driver {
     }
     for (int64_t first = 0; first < total_; first += super_, phase += 3) {
       const int64_t rows = std::min(super_, total_ - first);
-      worker.paired = nullptr;  // shared copies of left operands change
+      worker.paired = worker.arranged = nullptr;  // shared copies of left operands change
       if (first > 0 && (left_count_ > 0 || whole_rows_)) barrier(team);  // the shared buffers are in use until here
       if (left_count_ > 0) {
         constexpr int64_t each = 32;  // whole squares of a transposition
@@ -639,6 +691,7 @@ class Driver {
 
   // `held`: the room has it already, if it must be packed at all.
   Panel panel(const Group &g, int c, int64_t p, int64_t item, int64_t rows, char *room, bool held = false) const {
+    if (is_coded(g)) return decoded_panel(g, c, p, rows, room, held);
     const Right &r = g.right[c];
     const Element e = g.info->right_type;
     const View &v = r.view;
@@ -653,17 +706,38 @@ class Driver {
         const int64_t row = v.stride_k * bytes;
         return {g.kernels.in_place, v.at(item, p * g.width), v.stride_k, row, 1, kNearRows * row, per * row, per == 2 ? row : 128};
       }
-      case Form::pack: break;
+      case Form::pack: case Form::codes: break;
     }
     if (!held) pack_right(g, c, p, item, room);
     return {g.kernels.panel, room, 0, kPanelBytes, per, 0, 0, 0};
   }
 
 
+  // Weight rows of a panel as numbers, in rows or packed.
+  Panel decoded_panel(const Group &g, int c, int64_t p, int64_t rows, char *room, bool held) const {
+    const Element e = g.info->right_type;
+    const int64_t bytes = element_bytes(e), stride = padded_stride(g.k + 64, e), columns = std::min(g.width, g.n - p * g.width);
+    auto *numbers = static_cast<char *>(scratch(kDecoded + c, g.width * stride * bytes));
+    if constexpr (kCodes != Codes::none) if (!held) {
+      auto *scales = static_cast<float *>(scratch(kScales, 2 * scales_room(g.k, g.info->block) * 4));
+      for (int64_t n = 0; n < columns; ++n) {
+        const CodedRows row = g.right[c].coded.from(p * g.width + n);
+        if (e == Element::bf16)
+          decode_row<kCodes>(reinterpret_cast<bfloat16 *>(numbers) + n * stride, row, g.k, scales);
+        else
+          decode_row<kCodes>(reinterpret_cast<float *>(numbers) + n * stride, row, g.k, scales);
+      }
+    }
+    if (form(g, g.right[c], rows, p) == Form::dot) return {g.kernels.dot, numbers, stride, bytes, 1, 0, 0, 0};
+    if (!held) pack_panel_fast(e, room, numbers, 1, stride, g.k, columns);
+    return {g.kernels.panel, room, 0, kPanelBytes, e == Element::bf16 ? 2 : 1, 0, 0, 0};
+  }
+
   // How another panel will be read, in whatever form.
   static Ahead next_walk(const Group &g, int c, int64_t p, int64_t pack_rows) {
     const Right &r = g.right[c];
     const Element e = g.info->right_type;
+    if (is_coded(g)) return {reinterpret_cast<const char *>(r.coded.from(p * g.width).codes), kPanelBytes, 128, false};
     if (r.packed != nullptr) return {r.packed + p * panel_bytes(e, g.k), kPanelBytes, 128, false};
     const View &v = r.view;
     const char *from = v.at(0, p * g.width);
@@ -765,6 +839,7 @@ class Driver {
   // Rows times one panel of each contraction.
   void one_panel(Worker &worker, const Group &g, int64_t item, int64_t p, int64_t next_panel, const Rows *left, int64_t row,
                  int64_t rows, int64_t pack_rows, Into into) {
+    if (is_coded(g) && form(g, g.right[0], rows, p) == Form::codes) return coded_panel(worker, g, p, left, row, rows, into);
     const int contractions = g.info->contractions;
     const Element e = g.info->right_type;
     const int64_t room_bytes = round_up(panel_bytes(e, g.k), 64), left_bytes = element_bytes(g.kernels.left);
@@ -836,6 +911,39 @@ class Driver {
     } while (k0 < g.k);
   }
 
+  // A few rows times one panel of codes.
+  void coded_panel(Worker &worker, const Group &g, int64_t p, const Rows *left, int64_t row, int64_t rows, Into into) {
+    const bool keep = into.data != nullptr;
+    const int64_t ldc = keep ? g.panels * g.width : g.width, ldx = padded_numbers(kCodes, g.k);
+    const int columns = static_cast<int>(std::min(g.width, g.n - p * g.width)), contractions = g.info->contractions;
+    char *tile = static_cast<char *>(scratch(kTile, contractions * rows * g.width * g.item));
+    auto *scales = static_cast<float *>(scratch(kScales, 2 * scales_room(g.k, g.info->block) * 4));
+    void *acc[kMaxContractions];
+    for (int c = 0; c < contractions; ++c) {
+      acc[c] = keep ? into.data + c * into.each + p * g.width * g.item : tile + c * rows * g.width * g.item;
+      if constexpr (kCodes == Codes::none) continue;
+      else coded_kernel<kCodes>({g.k, arranged_rows(worker, g, left[c], rows, ldx), ldx, g.right[c].coded.from(p * g.width), static_cast<float *>(acc[c]), ldc, scales},
+                           static_cast<int>(rows), columns);
+    }
+    if (!keep) g.info->epilogue(tensors_, row, rows, p * g.width, columns, acc, ldc, nullptr, 0);
+  }
+
+  // Rows in the order of decoded codes. Kept until other rows are asked for.
+  static const float *arranged_rows(Worker &worker, const Group &g, const Rows &left, int64_t rows, int64_t ldx) {
+    auto *room = static_cast<float *>(scratch(kLeftArranged, rows * ldx * 4));
+    if (worker.arranged == left.data && worker.arranged_rows == rows && worker.arranged_stride == left.stride &&
+        worker.arranged_k == g.k)
+      return room;
+    if constexpr (kCodes != Codes::none) for (int64_t r = 0; r < rows; ++r) {
+      if (g.kernels.left == Element::bf16)
+        arrange_row<kCodes>(room + r * ldx, reinterpret_cast<const bfloat16 *>(left.data) + r * left.stride, g.k);
+      else
+        arrange_row<kCodes>(room + r * ldx, reinterpret_cast<const float *>(left.data) + r * left.stride, g.k);
+    }
+    worker.arranged = left.data, worker.arranged_rows = rows, worker.arranged_stride = left.stride, worker.arranged_k = g.k;
+    return room;
+  }
+
   // Weight rows of one panel of columns, where they lie, times rows in panels: the product comes out transposed, and is turned
   // on its way to the epilogue.
   void turned_panel(Worker &worker, const Group &g, int64_t p, int64_t row, int64_t rows, Into into) {
@@ -901,6 +1009,10 @@ class Driver {
       const bool packed = g.right[0].packed != nullptr, in_order = v.stride_k == 1 && v.rows.step() == g.k;
       beside.ahead = packed ? g.right[0].packed + next_panel * each : v.at(0, next_panel * g.width);
       beside.ahead_end = beside.ahead + (packed ? each : in_order ? next_columns * g.k * 2 : 0);
+      if (is_coded(g)) {
+        const CodedRows next = g.right[0].coded.from(next_panel * g.width);
+        beside.ahead = reinterpret_cast<const char *>(next.codes), beside.ahead_end = beside.ahead + next_columns * next.stride;
+      }
       beside.ahead_bytes = (beside.ahead_end - beside.ahead + steps - 1) / steps;
     }
     const int64_t block_bytes = pairs_depth(g.k) * kAmxRows * 2;

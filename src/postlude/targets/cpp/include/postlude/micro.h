@@ -47,7 +47,7 @@ constexpr int kPanelBytes = kVectorBytes * kTileVectors;
 
 // Changes with every change of the structures below, of the packed form or of the tile: a Region compiled with other flags
 // than the library is refused instead of computing nonsense.
-constexpr int32_t kMicroVersion = (1 << 17) | (kAmx ? 1 << 16 : 0) | (kVectorBytes << 8) | (kTileRows << 4) |
+constexpr int32_t kMicroVersion = (1 << 18) | (kAmx ? 1 << 16 : 0) | (kVectorBytes << 8) | (kTileRows << 4) |
                                   (kTileVectors << 1) | (kDotBf16 ? 1 : 0);
 
 enum class Element : int32_t { f32, f64, bf16, f16 };
@@ -74,6 +74,7 @@ struct ElementOf<float16> {
 constexpr int64_t element_bytes(Element e) { return e == Element::f64 ? 8 : e == Element::f32 ? 4 : 2; }
 constexpr int64_t compute_bytes(Element e) { return e == Element::f64 ? 8 : 4; }
 constexpr int64_t panel_columns(Element e) { return kPanelBytes / compute_bytes(e); }
+constexpr int codes_bits(Codes c) { return c == Codes::f4e2m1 || c == Codes::i4 || c == Codes::u4 ? 4 : 8; }
 constexpr int64_t round_up(int64_t x, int64_t to) { return (x + to - 1) / to * to; }
 
 // The epilogue over `rows` rows: acc[i] is the first row of contraction i, acc_stride (in accumulators) leads to the next;
@@ -97,6 +98,11 @@ struct GroupInfo {
   BlockEpilogue epilogue;
   int32_t totals;  // how many sums over the rows the epilogue adds to
   Totals finish;   // of these sums; null where there are none
+  // Of weights that are codes. They are [n, k], and `right_type` is what they are decoded to.
+  Codes codes = Codes::none;
+  ScaleType scale_type = ScaleType::none;
+  int32_t block = 0;  // columns of a scale
+  const Scales *scales = nullptr;
 };
 
 constexpr int kMaxTotals = 16;

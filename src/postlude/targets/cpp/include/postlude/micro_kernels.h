@@ -449,6 +449,13 @@ void dot_kernel(int64_t k, const void *a, int64_t lda, const void *b, int64_t ld
 
 // --- the choice by element types -----------------------------------------------------------------------------------------
 
+// A library for codes multiplies decoded panels, whose memory is near: the variants that matter least are left out.
+#if defined(POSTLUDE_CODES)
+constexpr Variants kBest = kWhole, kSome = kWhole, kFew = kWhole;
+#else
+constexpr Variants kBest = kFull, kSome = kHalf, kFew = kAhead;
+#endif
+
 struct KernelSet {
   Element left;          // what the kernels read: other left types are converted first
   MicroKernel panel;     // packed
@@ -460,22 +467,22 @@ struct KernelSet {
 template <Element Right>
 inline KernelSet kernels_of(Element left) {
   if constexpr (Right == Element::f64) {
-    return {Element::f64, panel_kernel<RowStep<double, double>, kHalf>, in_place_kernel<RowStep<double, double>, kWhole>,
+    return {Element::f64, panel_kernel<RowStep<double, double>, kSome>, in_place_kernel<RowStep<double, double>, kWhole>,
             dot_kernel<DotStep<double, double>, kWhole>};
   } else if constexpr (Right == Element::bf16) {
 #if defined(POSTLUDE_AVX512_BF16)
     if (left == Element::bf16)
-      return {Element::bf16, panel_kernel<PairStepDot<false>, kFull>, in_place_kernel<PairStepDot<true>, kAhead>,
-              dot_kernel<DotStepBf16, kFull>, kAmxKernels};
+      return {Element::bf16, panel_kernel<PairStepDot<false>, kBest>, in_place_kernel<PairStepDot<true>, kFew>,
+              dot_kernel<DotStepBf16, kBest>, kAmxKernels};
 #endif
-    return {Element::f32, panel_kernel<PairStepFloat, kDotBf16 ? kHalf : kFull>, in_place_kernel<RowStep<float, bfloat16>, kWhole>,
-            dot_kernel<DotStep<float, bfloat16>, kDotBf16 ? kWhole : kFull>};
+    return {Element::f32, panel_kernel<PairStepFloat, kDotBf16 ? kHalf : kBest>, in_place_kernel<RowStep<float, bfloat16>, kWhole>,
+            dot_kernel<DotStep<float, bfloat16>, kDotBf16 ? kWhole : kBest>};
   } else if constexpr (Right == Element::f16) {
-    return {Element::f32, panel_kernel<RowStep<float, float>, kFull>, in_place_kernel<RowStep<float, float16>, kWhole>,
+    return {Element::f32, panel_kernel<RowStep<float, float>, kBest>, in_place_kernel<RowStep<float, float16>, kWhole>,
             dot_kernel<DotStep<float, float16>, kWhole>};
   } else {
-    return {Element::f32, panel_kernel<RowStep<float, float>, kFull>, in_place_kernel<RowStep<float, float>, kAhead>,
-            dot_kernel<DotStep<float, float>, kFull>};
+    return {Element::f32, panel_kernel<RowStep<float, float>, kBest>, in_place_kernel<RowStep<float, float>, kFew>,
+            dot_kernel<DotStep<float, float>, kBest>};
   }
 }
 

@@ -82,12 +82,15 @@ constexpr GroupInfo describe() {
   static_assert(TotalsOf<Group>::count == 0 || (!Group::batched && !Group::feeds_next), "sums over the rows of one product only");
   static_assert(sizeof(typename Group::Compute) == compute_bytes(ElementOf<typename Group::Right>::value),
                 "float accumulates all but double");
-  return GroupInfo{ElementOf<typename Group::Left>::value, ElementOf<typename Group::Right>::value,
+  GroupInfo info{ElementOf<typename Group::Left>::value, ElementOf<typename Group::Right>::value,
                    Group::contractions,                    Group::left,
                    Group::right,                           Group::batched,
                    Group::whole_rows,                      Group::feeds_next,
                    &block_epilogue<Group>,                 TotalsOf<Group>::count,
                    TotalsOf<Group>::finish};
+  if constexpr (requires { Group::codes; })
+    info.codes = Group::codes, info.scale_type = Group::scale_type, info.block = Group::block, info.scales = Group::scales;
+  return info;
 }
 
 template <class Groups>
@@ -105,7 +108,7 @@ const GroupInfo *packable(const DLTensor &operand, int32_t index, bool *transpos
   if (operand.ndim != 2) return nullptr;
   for (const GroupInfo &group : D::groups)
     for (int i = 0; i < group.contractions; ++i)
-      if (group.right[i].tensor == index) {
+      if (group.right[i].tensor == index && group.codes == Codes::none) {
         *transposed = group.right[i].transposed;
         return &group;
       }

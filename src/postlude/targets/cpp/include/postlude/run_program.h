@@ -74,6 +74,17 @@ struct float16 {
   uint16_t bits;
 };
 
+// What the bytes of a weight stand for: 8-bit codes, or pairs of 4-bit codes of which the first has the lower half. `none`: numbers.
+enum class Codes : int32_t { none, i8, f8e4m3, f8e5m2, f4e2m1, i4, u4 };
+
+// The type of scales of blocks; `none`: the codes are multiplied as they are.
+enum class ScaleType : int32_t { none, f32, bf16, f8e4m3, e8m0 };
+
+// Scales and shifts of a contraction's right side, as indices into PostludeCall::tensors; -1: there are none.
+struct Scales {
+  int scale, shift;
+};
+
 // Where one side of a contraction comes from.
 struct Source {
   int tensor;       // index into PostludeCall::tensors; -1: the rows that the previous group's epilogue wrote to `next`
