@@ -56,7 +56,7 @@ struct Beside {
 
  private:
   // Rows of a call of the epilogue. One at a time costs a call for each; 8 are too many instructions to be looked past. On an
-  // Emerald Rapids four were 0.98 to 1.30 times as fast as one, in the median 1.05 (one thread, 32 to 1024 rows).
+  // Emerald Rapids four were 0.95 to 1.42 times as fast as one, in the median 1.05 (one thread, 32 to 1024 rows).
   static constexpr int64_t kAtOnce = 4;
 };
 
