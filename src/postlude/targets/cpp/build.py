@@ -243,8 +243,8 @@ def _show(futures: "set[Future[Any]]", shown: "set[Future[Any]] | None" = None) 
 
 # The library of microkernels -------------------------------------------------------------------------------------------
 
-#: -O3 took 11.9 s of CPU time where -O2 took 6.8 (float32, GCC 12, busy machine), and its kernels were not faster: with -O2 0.97 to
-#: 1.20 times the speed, but for one of 14 cases in float32 (0.91). What matters is unrolled by pragmas.
+#: -O3 took 11.9 s of CPU time where -O2 took 6.8 (float32, GCC 12, busy machine), and its kernels were not faster: with -O2 0.97
+#: to 1.20 times the speed, but for one of 14 cases in float32 (0.91). What matters is unrolled by pragmas.
 _MICRO_FLAGS = ("-O2",)
 
 
