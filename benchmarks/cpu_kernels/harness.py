@@ -67,7 +67,7 @@ def _build(source: pathlib.Path, flags: Sequence[str]) -> pathlib.Path:
 
 @functools.cache
 def micro_table() -> int:
-    library = ctypes.CDLL(str(_build(CPP / "micro.cpp", [*FLAGS, "-O2", f"-I{CPP / 'include'}"])))
+    library = ctypes.CDLL(str(_build(CPP / "micro.cpp", [*FLAGS, f"-I{CPP / 'include'}"])))
     library.postlude_micro_table.restype = ctypes.c_void_p
     return library.postlude_micro_table()
 

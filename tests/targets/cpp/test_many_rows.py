@@ -35,7 +35,7 @@ def text(program: str, kind: str, layout: str = "[n, k]") -> str:
 @pytest.mark.parametrize("kind", TYPES)
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_packed_together(name: str, kind: str, layout: str, threads: int) -> None:
-    dtype, (m, n, k) = TYPES[kind], (517, 141, 83)
+    dtype, (m, n, k) = TYPES[kind], (1037, 141, 83)
     w = normal(n, k, dtype=dtype, scale=k**-0.5)
     operands = [normal(m, k, dtype=dtype), w if layout == "[n, k]" else w.t().contiguous(), normal(n, dtype=dtype)]
     if name == "two contractions":
@@ -51,7 +51,7 @@ def test_packed_together(name: str, kind: str, layout: str, threads: int) -> Non
 @pytest.mark.parametrize("columns", [(64, 200), (0, 70), (33, 0)])
 @pytest.mark.parametrize("kind", ["f32", "bf16"])
 def test_siblings_have_panels_of_their_own(kind: str, columns: tuple[int, int]) -> None:
-    dtype, (m, k) = TYPES[kind], (600, 96)
+    dtype, (m, k) = TYPES[kind], (1025, 96)
     weights = [normal(n, k, dtype=dtype, scale=0.1) for n in columns]
     check(parse(text(SIBLINGS, kind)), [normal(m, k, dtype=dtype), *weights])
 
@@ -59,13 +59,13 @@ def test_siblings_have_panels_of_their_own(kind: str, columns: tuple[int, int]) 
 @pytest.mark.parametrize("kind", ["f32", "bf16"])
 def test_a_weight_changes_between_calls(kind: str) -> None:
     dtype, region = TYPES[kind], parse(text(PROGRAMS["linear"], kind))
-    operands = [normal(512, 64, dtype=dtype), normal(100, 64, dtype=dtype, scale=0.1), normal(100, dtype=dtype)]
+    operands = [normal(1024, 64, dtype=dtype), normal(100, 64, dtype=dtype, scale=0.1), normal(100, dtype=dtype)]
     check(region, operands)
     operands[1].neg_()
     check(region, operands)
 
 
 def test_weights_that_are_too_large_are_packed_panel_by_panel() -> None:
-    m, n, k = 513, 2100, 2048  # 17 MB
+    m, n, k = 1025, 2100, 2048  # 17 MB
     operands = [normal(m, k, dtype=torch.float32), normal(n, k, dtype=torch.float32, scale=0.02), normal(n, dtype=torch.float32)]
     check(parse(text(PROGRAMS["linear"], "f32")), operands)

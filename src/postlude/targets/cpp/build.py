@@ -140,7 +140,7 @@ class _Workers:
 
 
 _workers = _Workers()
-_pending: dict[tuple[str, str, tuple[str, ...], Path], "Future[Path]"] = {}
+_pending: dict[tuple[str, str, Path], "Future[Path]"] = {}
 _pending_lock = threading.Lock()
 
 
@@ -174,16 +174,16 @@ def _tools(isa: Isa | None) -> tuple[Compiler, Isa]:
     return compiler, toolchain.usable(toolchain.detect() if isa is None else isa, compiler)
 
 
-def submit(source: str, *, isa: Isa | None = None, more: tuple[str, ...] = ()) -> "Future[Path]":
-    """Start compiling `source` in the background, with `more` flags. The same source is compiled once, whoever asks."""
+def submit(source: str, *, isa: Isa | None = None) -> "Future[Path]":
+    """Start compiling `source` in the background. The same source is compiled once, whoever asks."""
     compiler, isa = _tools(isa)
-    key = (source, isa.name, more, cache.folder())
+    key = (source, isa.name, cache.folder())
     with _pending_lock:
         future = _pending.get(key)
         if future is not None and future.done() and (future.exception() or not future.result().exists()):
             future = None  # failed, or pruned by another process
         if future is None:
-            flags = (*compiler.flags, *isa.flags, *more)
+            flags = (*compiler.flags, *isa.flags)
             future = _workers.submit(lambda: compile_to_cache(source, compiler, flags))
             _pending[key] = future
     return future
@@ -243,10 +243,6 @@ def _show(futures: "set[Future[Any]]", shown: "set[Future[Any]] | None" = None) 
 
 # The library of microkernels -------------------------------------------------------------------------------------------
 
-#: -O3 took 11.9 s of CPU time where -O2 took 6.8 (float32, GCC 12, busy machine), and its kernels were not faster: with -O2 0.97
-#: to 1.20 times the speed, but for one of 14 cases in float32 (0.91). What matters is unrolled by pragmas.
-_MICRO_FLAGS = ("-O2",)
-
 
 def _micro_source(element: str) -> str:
     """The library's source for one type of right operand: a process compiles only what its models need."""
@@ -258,9 +254,7 @@ def _micro_source(element: str) -> str:
 @lru_cache(maxsize=16)
 def _micro_library(element: str, isa: Isa, root: Path) -> ctypes.CDLL:
     del root  # a part of the key: another cache folder has its own objects
-    future = submit_micro(element, isa)
-    wait_for([future])
-    return load_library(future.result())
+    return load_library(build(_micro_source(element), isa=isa))
 
 
 def micro_table(element: str = "f32", isa: Isa | None = None) -> int:
@@ -280,7 +274,7 @@ def micro_table(element: str = "f32", isa: Isa | None = None) -> int:
 
 def submit_micro(element: str = "f32", isa: Isa | None = None) -> "Future[Path]":
     """Start compiling the microkernels in the background."""
-    return submit(_micro_source(element), isa=isa, more=_MICRO_FLAGS)
+    return submit(_micro_source(element), isa=isa)
 
 
 def load_library(path: Path) -> ctypes.CDLL:

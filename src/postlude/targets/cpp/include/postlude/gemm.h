@@ -62,9 +62,10 @@ constexpr int64_t kAmxWeightsRows = 128;
 constexpr int64_t kTurnFrom = 33, kTurnBytes = 1 << 20, kPackingRows = 14;
 // From how many rows on, and up to how many bytes, all threads pack natural weights together before the first product. Then the
 // call goes on as if they had been packed before: a task may be all panels of a few rows. With fewer rows a thread packs the panel
-// that it is about to use, without a barrier. In MiniLM with 1024 rows and two threads of an Emerald Rapids this was 1.07 to 1.23
-// times as fast; with 256 rows 0.90 to 0.98.
-constexpr int64_t kPackAllRows = 512, kPackAllBytes = 16 << 20;
+// that it is about to use, without a barrier. In MiniLM with two threads of an Emerald Rapids this was 1.08 to 1.23 times as fast in
+// bfloat16 with 1024 rows and 1.01 with 512; in float32 1.00 to 1.08 with 1024 and 0.96 with 512.
+constexpr int64_t pack_all_rows(Element e) { return e == Element::bf16 ? 512 : 1024; }
+constexpr int64_t kPackAllBytes = 16 << 20;
 // Weights [k, n]: rows of 16-bit elements must be interleaved or converted at every reading.
 constexpr int64_t in_place_rows(Element e) { return element_bytes(e) == 2 ? 12 : 40; }
 // Rows of both operands in the dot form: a block of them should fit into L1.
@@ -361,7 +362,7 @@ class Driver {
     const auto each = [&](auto visit) {
       for (int i = 0; i < program_.count; ++i) {
         Group &g = groups_[i];
-        if (g.by_rows || g.panels == 0 || g.m < kPackAllRows || turn_pays(g)) continue;
+        if (g.by_rows || g.panels == 0 || g.m < pack_all_rows(g.info->right_type) || turn_pays(g)) continue;
         for (int c = 0; c < g.info->contractions; ++c)
           if (form(g, g.right[c], g.m, 0) == Form::pack) visit(g, c, g.panels * panel_bytes(g.info->right_type, g.k));
       }
