@@ -13,6 +13,8 @@ from tests.targets.triton.norms import region as norm_region
 
 _PROGRAM = "region(m, n, k); %x = operand [m, k] bf16; %w = operand [n, k] bf16; %acc = contract %x, %w : f32; {}"
 PLAIN = parse(_PROGRAM.format("yield [m, n] bf16 %acc"))
+#: A node of an epilogue: more than a product and its bias.
+EPILOGUE = torch.fx.Graph().create_node("call_function", torch.ops.aten.tanh.default)
 TANH = parse(_PROGRAM.format("%0 = tanh %acc; yield [m, n] bf16 %0"))
 
 
@@ -42,12 +44,14 @@ def rows(size: int, *, vary: bool) -> Any:
 def test_rows_decide(region: Any, size: int, vary: bool, names: list[str], kept: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(judge, "serving", lambda device, region: names)
     monkeypatch.setattr(judge, "_was_measured", lambda device: True)
-    left = SimpleNamespace(node=SimpleNamespace(meta={"val": torch.empty(0, dtype=torch.bfloat16)}))
+    left = SimpleNamespace(node=SimpleNamespace(meta={"val": torch.empty(0, dtype=torch.bfloat16)}), transposed=False)
     growth: Any = SimpleNamespace(
         first=SimpleNamespace(left=left),
         program=SimpleNamespace(batched=False),
         rows=(rows(size, vary=vary),),
         prologue=None,
+        gemms=[],
+        values=[EPILOGUE],
     )
     plan: Any = SimpleNamespace(region=region)
     assert (judge._pays_on_a_gpu(plan, growth) is None) == kept
@@ -81,6 +85,7 @@ def test_sizes_decide_on_totals(total: str, m: int, n: int, k: int, kept: bool, 
     growth: Any = SimpleNamespace(
         first=SimpleNamespace(left=left), program=SimpleNamespace(batched=False), rows=(m,), prologue=None, widths={"n": n}
     )
+    growth.gemms, growth.values = [], [EPILOGUE]
     plan: Any = SimpleNamespace(region=parse(_PROGRAM.format(f"%0 = tanh %acc; %1 = {total}")))
     assert (judge._pays_on_a_gpu(plan, growth) is None) == kept
 
