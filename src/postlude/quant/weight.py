@@ -122,11 +122,18 @@ class QuantizedTensor(Tensor):
     def fsdp_pre_all_gather(
         self, mesh: Any, outer_size: torch.Size, outer_stride: object, module: object, mp_policy: object
     ) -> tuple[tuple[Tensor, ...], dict[str, Any]]:
-        """The parts that are gathered, of equally many rows on each rank."""
-        rows = -(-outer_size[0] // mesh.size())
-        padded = self if self.shape[0] == rows else _copy(_new_zeros(self, (rows, self.shape[1])), self)
-        sent = tuple(part for name, part in padded.parts.items() if self._by_rows(name))
-        return sent, {"rows": outer_size[0]}
+        """The parts that are gathered, of equally many rows on each rank.
+
+        Raises:
+            QuantizationError: the ranks do not divide the rows. FSDP2 then takes parts of the weight's own shape only.
+        """
+        if outer_size[0] % mesh.size():
+            raise QuantizationError(
+                f"a quantised weight of {outer_size[0]} rows is sharded over {mesh.size()} ranks",
+                "ranks that divide its rows",
+                "Leave the layer out of quantize_ by filter=, or do not shard it",
+            )
+        return tuple(part for name, part in self.parts.items() if self._by_rows(name)), {"rows": outer_size[0]}
 
     def fsdp_post_all_gather(
         self, outputs: tuple[Tensor, ...], metadata: dict[str, Any], param_dtype: torch.dtype, *, out: Tensor | None = None
