@@ -132,7 +132,7 @@ def test_the_judge_may_want_it_read() -> None:
     from postlude.select.choice import UNFUSED, Choice
 
     def judge(plan: Plan, growth: Growth) -> Choice | None:
-        return Choice(UNFUSED, "rule", "too much in one kernel") if growth.computed else None
+        return Choice(UNFUSED, "rule", "too much in one kernel") if growth.tiles else None
 
     def function(x: Tensor, w: Tensor, a: Tensor) -> Tensor:
         return (x @ w) * torch.tanh(a)

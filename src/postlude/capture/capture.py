@@ -201,7 +201,7 @@ def _variants(
     if not growth.reach.whole_rows and any(isinstance(statement, Reduce) for statement in region_plan.region.body):
         with suppress(NotAGemm, NotExpressible):
             yield _grown(gemms, settings, done, totals=False)
-    if growth.computed:
+    if growth.tiles and not growth.reach.whole_rows:
         with suppress(NotAGemm, NotExpressible):
             yield _grown(gemms, settings, done, totals=False, inflow=False)
 

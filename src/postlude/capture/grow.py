@@ -8,7 +8,6 @@ as reshapes between a projection's [rows, n] and a module's [batch, length, n] l
 """
 
 import operator
-from collections import ChainMap
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
@@ -50,7 +49,6 @@ from postlude.capture.partner import join
 from postlude.capture.program import Program, Source
 from postlude.capture.prologue import Prologue
 from postlude.capture.reach import reach_of
-from postlude.capture.recompute import recompute
 from postlude.capture.sizes import Kind, Size, broadcast_kind, same, same_rows, same_shape
 from postlude.capture.translate import CASTS, COMPARISONS, ELEMENTWISE, ROUNDED_NUMBERS, apply, as_type
 
@@ -98,13 +96,11 @@ class Growth:
         self.first = gemms[0]
         self.reach = reach_of(self.first.left.node.meta["val"].device.type)
         #: Whether what is elementwise in tensors from outside is computed, not read.
-        self.inflow = inflow and self.reach.inflow
+        self.inflow = inflow
         self.gemms: list[Gemm] = []
         self.values: dict[Node, Value] = {}
-        #: Whole tiles from outside that others are computed from, and what is computed of them in place of being read.
-        self.tiles: dict[Node, Value] = {}
-        self.computed: dict[Node, Value] = {}
-        self.known = ChainMap(self.values, self.computed, self.tiles)
+        #: Whole tiles from outside that others are computed from, in place of being read.
+        self.tiles: dict[Node, None] = {}
         self.moments: dict[Node, tuple[str, str]] = {}
         self.tainted: set[Node] = set()
         self.absorbing = self.first.node  # the node that is being taken in
@@ -167,16 +163,17 @@ class Growth:
 
     def mark(self) -> tuple[int, ...]:
         """How much there is of everything, for `roll_back`."""
-        return len(self.program.body), len(self.program.operands), len(self.gemms), *map(len, self.known.maps)
+        return len(self.program.body), len(self.program.operands), len(self.gemms), len(self.values), len(self.tiles)
 
     def roll_back(self, mark: tuple[int, ...]) -> None:
         """Forget what was added since the mark."""
-        statements, operands, gemms, *known = mark
+        statements, operands, gemms, values, tiles = mark
         self.program.truncate(statements, operands)
         del self.gemms[gemms:]
-        for values, count in zip(self.known.maps, known, strict=True):
-            for node in list(values)[count:]:
-                del values[node]
+        for node in list(self.values)[values:]:
+            del self.values[node]
+        for node in list(self.tiles)[tiles:]:
+            del self.tiles[node]
 
     # The start: the GEMM itself.
 
@@ -312,7 +309,7 @@ class Growth:
     def _elementwise(self, node: Node) -> None:
         self.check_type(node)
         shape = tuple(node.meta["val"].shape)
-        inside = [(n, self.known[n]) for n in node.all_input_nodes if n in self.known]
+        inside = [(n, self.values[n]) for n in node.all_input_nodes if n in self.values]
         form = self._common_form(node, shape, inside)
         columns = {self.program.types[v.name].column for _, v in inside} - {None}
         if len(columns) > 1:
@@ -323,8 +320,8 @@ class Growth:
 
         def resolve(argument: Any) -> Any:
             if isinstance(argument, Node):
-                if argument in self.known:
-                    return self.as_eager_compares(node, argument, self.known[argument].name)
+                if argument in self.values:
+                    return self.as_eager_compares(node, argument, self.values[argument].name)
                 if not isinstance(argument.meta.get("val"), torch.Tensor):
                     raise Stop(f"{_name(node)} takes a symbolic number")
                 if form is Form.TILE:
@@ -407,7 +404,7 @@ class Growth:
 
     def _cast(self, node: Node) -> None:
         (source,) = node.all_input_nodes
-        value = self.known[source]
+        value = self.values[source]
         if value.form is Form.PERMUTED:
             raise Stop("a conversion of permuted dimensions")
         self.take(node, self.converted(node, value.name), value.form)
@@ -434,9 +431,9 @@ class Growth:
 
     def _view(self, node: Node) -> None:
         (source,) = [n for n in node.all_input_nodes if isinstance(n.meta.get("val"), torch.Tensor)]
-        if source not in self.known:
+        if source not in self.values:
             raise Stop(f"{_name(node)} of sizes that the Region gives")
-        value = self.known[source]
+        value = self.values[source]
         before, after = tuple(source.meta["val"].shape), tuple(node.meta["val"].shape)
         if value.form is Form.PERMUTED:
             if node.target is not aten.clone.default or node.kwargs.get("memory_format") is not torch.contiguous_format:
@@ -596,11 +593,12 @@ class Growth:
             condition, yes, no = choice
             return apply(self.program, "where", self.external(condition, shape, column), yes, no)
         assert column is not None
-        joined = None if alone else join(self, node, shape, column) or recompute(self, node, shape, column)
-        if joined is not None:
-            return joined
-        if self.inflow and (computed := compute(self, node, shape, column)) is not None:
-            return computed
+        if not alone:
+            found = join(self, node, shape, column)
+            if found is None and self.inflow:
+                found = compute(self, node, shape, column)
+            if found is not None:
+                return found
         own = tuple(node.meta["val"].shape)
         kind = broadcast_kind(own, shape)
         if kind is None:

@@ -1,129 +1,172 @@
 """Computes in a Region what it would read: the derivative of an activation, from the activation's saved input.
 
-A backward graph multiplies a gradient by f'(x), which is elementwise in a saved x. Read as an operand, f'(x) is a tensor, in
-float32 as the decomposition leaves it, that another kernel must store. So where a Region meets a tile that is elementwise in
-others, it reads those. A node that is stored anyway, since something other than elementwise ops reads it, is read as it is.
+An op of a Region may take a tile that is elementwise computed from others, without this Region: a backward graph multiplies a
+gradient by f'(x). Some kernel would have to write that tile, in float32 as the decomposition leaves it, for the Region to read.
+So the Region reads what it is computed from instead, where that moves less memory.
 """
 
-from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from collections.abc import Collection, Sequence
+from math import prod
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.fx import Node
 
-from postlude.capture.forms import Form, Stop, Value, constant_value
+from postlude.capture.forms import Stop, constant_value
 from postlude.capture.gemm import RESHAPES
-from postlude.capture.program import Source
-from postlude.capture.sizes import Kind, Size, broadcast_kind, same_rows
+from postlude.capture.sizes import Kind, Size, broadcast_kind, hint, same_rows, same_shape
 from postlude.capture.translate import CASTS, ELEMENTWISE
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from postlude.capture.grow import Growth
 
 aten = torch.ops.aten
 
-#: Most nodes that are computed in place of one operand.
-_MOST_NODES = 32
-
-#: Most whole tiles that a kernel reads beside its products' operands: each takes shared memory from the mainloop.
-_MOST_TILES = 3
+#: Most nodes that are computed in the Region in place of one tensor.
+MOST_NODES = 40
 
 _COMPUTED = frozenset((*ELEMENTWISE, *CASTS))
-_REDUCTIONS = (aten.sum.dim_IntList, aten.mean.dim, aten.amax.default, aten.amin.default, aten.var_mean.correction)
+#: Users that leave it open whether their input is ever in memory: Inductor computes it in the kernel of such a user.
+_INLINE = _COMPUTED | {
+    aten.sum.dim_IntList,
+    aten.mean.dim,
+    aten.amax.default,
+    aten.amin.default,
+    aten.var_mean.correction,
+}
+_VIEWS = (*RESHAPES, aten.permute.default, aten.unsqueeze.default, aten.squeeze.dim, aten.expand.default)
 
 
-def compute(growth: "Growth", node: Node, shape: "Sequence[Size]", column: str) -> str | None:
-    """The value of `node`, computed from what it is elementwise in; None where that can't be or is no gain; nothing changed."""
-    if broadcast_kind(tuple(node.meta["val"].shape), tuple(shape)) is not Kind.TILE:
-        return None
-    inner, leaves = _cone(growth, node)
+def compute(growth: "Growth", node: Node, shape: Sequence[Size], column: str) -> str | None:
+    """The value of `node`, computed in the Region; None where that can't be or is no gain, and then nothing has changed."""
+    inner = _behind(growth, node, shape)
     if not inner:
         return None
-    new = [leaf for leaf in leaves if leaf not in growth.tiles]
-    read = sum(leaf.meta["val"].dtype.itemsize for leaf in new)
-    if read > node.meta["val"].dtype.itemsize and len(node.users) > 1:
-        return None  # the other kernel stays, and what we read gets more
-    if new and len(growth.tiles) + len(new) > _MOST_TILES:
+    read = dict.fromkeys(source for one in inner for source in one.all_input_nodes if source not in inner)
+    tiles = [source for source in read if _is_tile(source, shape) and source not in growth.tiles]
+    if not _pays(growth, node, inner, list(read), tiles):
         return None
     before = growth.mark()
     try:
-        for leaf in new:
-            read_tile(growth, leaf, column)
-        for one in inner:
-            _compute_one(growth, one)
+        name = _Tree(growth, inner, column).value(node)
     except Stop:
         growth.roll_back(before)
         return None
-    return growth.computed[node].name
+    growth.tiles |= dict.fromkeys(tiles)
+    return name
 
 
-def read_tile(growth: "Growth", leaf: Node, column: str) -> None:
-    """Let a whole tile from outside be an operand that other nodes can be computed from."""
-    growth.check_external(leaf)
-    source = Source(leaf, expand=tuple(leaf.meta["val"].shape))
-    growth.tiles[leaf] = Value(growth.program.operand(source, (*growth.program.rows, column)), Form.TILE, leaf)
+def _pays(growth: "Growth", node: Node, inner: set[Node], read: Sequence[Node], tiles: Sequence[Node]) -> bool:
+    """Whether reading `read` in place of `node` moves less memory; `tiles` of it the Region would not read otherwise."""
+    stored = _in_memory(node, {*inner, *growth.values, growth.absorbing})
+    most = growth.reach.tiles
+    if most is None:
+        # A tensor that is written and read for the Region alone costs that beside what it is computed from.
+        return not stored or sum(map(_bytes, read)) < _bytes(node)
+    if stored or (tiles and len(growth.tiles) + len(tiles) > most):
+        return False
+    # Where other kernels compute the node as well, they go on doing so, and what we read only gets more.
+    return len(node.users) == 1 or sum(tile.meta["val"].dtype.itemsize for tile in tiles) <= node.meta["val"].dtype.itemsize
 
 
-def _cone(growth: "Growth", node: Node) -> tuple[list[Node], list[Node]]:
-    """What `node` is computed by, elementwise, each node behind its inputs; and the tiles that this begins with."""
-    rows = tuple(node.meta["val"].shape)
-    inner: dict[Node, None] = {}
-    leaves: dict[Node, None] = {}
-    begins = False
-    stack = [(node, False)]
-    while stack:
-        current, ready = stack.pop()
-        if current in inner or current in leaves:
-            continue
-        if current in growth.computed:
-            begins = True
-            continue
-        if ready:
-            inner[current] = None
-            continue
-        if not (_is_computed(current) or _is_view(current)) or _is_stored(current) or len(inner) >= _MOST_NODES:
-            leaves[current] = None
-            continue
-        stack.append((current, True))
-        stack.extend((source, False) for source in _tiles_of(current, rows))
-    if any(leaf in growth.tainted or leaf in growth.values for leaf in leaves) or node in leaves or not (leaves or begins):
-        return [], []
-    return list(inner), list(leaves)
+def _fits(growth: "Growth", node: Node, shape: Sequence[Size]) -> bool:
+    """Whether a node is elementwise over the Region's tile, and nothing that the Region gives."""
+    if node in growth.values or node in growth.tainted or node in growth.moments or node.op != "call_function":
+        return False
+    if node.target not in RESHAPES and node.target not in _COMPUTED:
+        return False
+    own = tuple(node.meta["val"].shape)
+    if node.target in RESHAPES and not same_rows(own, tuple(node.all_input_nodes[0].meta["val"].shape)):
+        return False
+    return same_shape(own, shape) or (not growth.program.batched and same_rows(own, shape))
 
 
-def _tiles_of(node: Node, rows: "Sequence[Size]") -> Iterator[Node]:
-    """The inputs that are whole tiles, perhaps with other leading dimensions."""
-    for source in node.all_input_nodes:
-        value = source.meta.get("val")
-        if isinstance(value, torch.Tensor) and constant_value(source) is None and same_rows(value.shape, rows):
-            yield source
+def _behind(growth: "Growth", node: Node, shape: Sequence[Size]) -> set[Node]:
+    """`node` and what it is computed from, elementwise; empty if that does not fit or is too much.
 
-
-def _compute_one(growth: "Growth", node: Node) -> None:
-    """Compute a node from tiles and computed nodes, without making it the Region's.
-
-    Raises:
-        Stop: it can't be.
+    What is in memory anyway is read, not computed, by kernels that own tiles.
     """
-    known = len(growth.values)
-    growth.absorb(node)
-    made = list(growth.values)[known:]
-    if made != [node]:
-        raise Stop("it joins another product")
-    growth.computed[node] = growth.values.pop(node)
+    if not _fits(growth, node, shape):
+        return set()
+    found = {node}
+    stack = [node]
+    while stack:
+        for source in stack.pop().all_input_nodes:
+            if source in found or not _fits(growth, source, shape):
+                continue
+            if growth.reach.tiles is not None and _in_memory(source, found):
+                continue
+            if len(found) == MOST_NODES:
+                return set()
+            found.add(source)
+            stack.append(source)
+    return found
 
 
-def _is_computed(node: Node) -> bool:
-    return node.op == "call_function" and node.target in _COMPUTED
+def _in_memory(node: Node, inside: Collection[Node]) -> bool:
+    """Whether somebody else reads the node from memory."""
+    stack = [user for user in node.users if user not in inside]
+    while stack:
+        user = stack.pop()
+        if user.target in _VIEWS:
+            stack.extend(user.users)
+        elif user.target not in _INLINE:
+            return True
+    return False
 
 
-def _is_view(node: Node) -> bool:
-    return node.op == "call_function" and node.target in RESHAPES
+def _is_tile(node: Node, shape: Sequence[Size]) -> bool:
+    value = node.meta.get("val")
+    if not isinstance(value, torch.Tensor) or constant_value(node) is not None:
+        return False
+    return same_rows(value.shape, shape) or broadcast_kind(tuple(value.shape), tuple(shape)) is Kind.TILE
 
 
-def _is_stored(node: Node) -> bool:
-    """Whether a node must be in memory: something reads it, perhaps in another shape, that is not elementwise nor a reduction."""
-    users = [user for user in node.users if not _is_computed(user) and user.target not in _REDUCTIONS]
-    return any(not _is_view(user) or _is_stored(user) for user in users)
+def _bytes(node: Node) -> int:
+    value = node.meta.get("val")
+    if not isinstance(value, torch.Tensor) or constant_value(node) is not None:
+        return 0
+    return prod(map(hint, value.shape)) * value.dtype.itemsize
+
+
+class _Tree:
+    """Values of the nodes `inner` in a Region, from what they read."""
+
+    def __init__(self, growth: "Growth", inner: set[Node], column: str) -> None:
+        self.growth, self.inner, self.column = growth, inner, column
+        self.known: dict[Node, str] = {}
+
+    def value(self, node: Node) -> str:
+        """The value of an inner node.
+
+        Raises:
+            Stop: it can't be computed here.
+        """
+        if node not in self.known:
+            self.known[node] = self._computed(node)
+        return self.known[node]
+
+    def _computed(self, node: Node) -> str:
+        growth = self.growth
+        if node.target in RESHAPES:
+            (source,) = node.all_input_nodes[:1]
+            return self.value(source) if source in self.inner else self._read(source, source)
+        if node.target in CASTS:
+            name = growth.converted(node, self._argument(node, node.args[0]))
+        else:
+            growth.check_type(node)
+            name = growth.elementwise(node, lambda argument: self._argument(node, argument))
+        return growth.as_stored(node, name)
+
+    def _argument(self, node: Node, argument: Any) -> Any:
+        if not isinstance(argument, Node):
+            return self.growth.plain(node, argument)
+        if argument in self.inner:
+            return self.growth.as_eager_compares(node, argument, self.value(argument))
+        if not isinstance(argument.meta.get("val"), torch.Tensor):
+            raise Stop("a symbolic number")
+        return self._read(argument, node)
+
+    def _read(self, node: Node, like: Node) -> str:
+        """A tensor as an operand that broadcasts to the shape of another."""
+        return self.growth.external(node, tuple(like.meta["val"].shape), self.column, alone=True)

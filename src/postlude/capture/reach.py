@@ -18,7 +18,8 @@ class Reach:
         queries: of so many queries attention is one kernel all the same.
         prologues: a kernel of one row may compute the norm of that row before it multiplies. (With whole rows, a norm belongs
             to the kernel that computes its input.)
-        inflow: what is elementwise in saved tensors is computed from these where a Region needs it (inflow.py).
+        tiles: most whole tiles from outside that a Region computes others from (inflow.py): where a kernel owns tiles, each takes
+            shared memory from the mainloop. None: any number.
         deferred: a norm between products may become a factor of each row, behind the second product (norms.py).
     """
 
@@ -27,7 +28,7 @@ class Reach:
     lefts: bool = False
     queries: int = FEW_QUERIES
     prologues: bool = False
-    inflow: bool = False
+    tiles: int | None = None
     deferred: bool = False
 
 
@@ -35,7 +36,7 @@ class Reach:
 REACH = {"cpu": Reach(whole_rows=True, columns=True, lefts=True)}
 
 #: All other devices: kernels that own tiles.
-TILES = Reach(whole_rows=False, columns=True, prologues=True, inflow=True, deferred=True)
+TILES = Reach(whole_rows=False, columns=True, prologues=True, tiles=3, deferred=True)
 
 
 def reach_of(device_type: str) -> Reach:
