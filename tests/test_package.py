@@ -58,7 +58,7 @@ def test_metadata(wheel: Path, metadata: Message) -> None:
     assert metadata["License-Expression"] == "Apache-2.0"
     assert "Apache License" in read(wheel, "licenses/LICENSE")
     required = {line for line in metadata.get_all("Requires-Dist", []) if "extra ==" not in line}
-    assert {line.partition(">")[0] for line in required} == {"torch", "rich", "typer", "platformdirs", "jinja2"}
+    assert {line.partition(">")[0] for line in required} == {"torch", "rich", "typer", "platformdirs", "jinja2", "networkx"}
     assert {"bench", "demo", "lint", "test"} <= set(metadata.get_all("Provides-Extra", []))
 
 

@@ -112,12 +112,13 @@ def test_one_bucket_that_loses_decides_for_a_graph_that_serves_it(monkeypatch: p
 
     def judged(module: nn.Module, rows: int, **options: Any) -> Any:
         torch._dynamo.reset()
-        with pytest.raises(Exception, match="Judged"), torch.no_grad():
+        # Undone by pytest's monkeypatch, the setting would be gone: it is an alias of another module's.
+        uncached = torch._inductor.config.patch(force_disable_caches=True)
+        with uncached, pytest.raises(Exception, match="Judged"), torch.no_grad():
             torch.compile(module, backend="postlude", options=options, fullgraph=True)(torch.randn(rows, 16))
         return choices.pop()
 
     monkeypatch.setattr(RegionPass, "finish", finish)
-    monkeypatch.setattr(torch._inductor.config, "force_disable_caches", True)
     for rows, seconds in ((8, 1.0), (500, 3.0)):
         monkeypatch.setattr(tune, "measure", measured(seconds, 2.0))
         assert judged(Projection(), rows, tune=True).unfused == (seconds > 2.0)
