@@ -140,7 +140,7 @@ def losses(mode: Mode, data: Tensor) -> tuple[list[float], float]:
 
 def smooth(curve: list[float]) -> Tensor:
     """Means over SMOOTH steps."""
-    return torch.tensor(curve, dtype=torch.float64).unfold(0, SMOOTH, 1).mean(1)
+    return torch.tensor(curve, dtype=torch.float64).unfold(0, min(SMOOTH, len(curve)), 1).mean(1)
 
 
 def plot(path: str, curves: dict[str, list[float]]) -> None:
