@@ -159,7 +159,7 @@ def plot(path: str, curves: dict[str, list[float]]) -> None:
         axis.fill_between(steps, band.amin(0), band.amax(0), color="#c8c8c8", label="eager, first weights rounded")
         axis.plot(steps, smooth(curves[f"eager {kind}"]), color="#404040", lw=1.2, label="eager")
         axis.plot(steps, smooth(curves[f"Postlude {kind}"]), color="#d9480f", lw=1, ls="--", label="Postlude")
-        axis.set(title=kind, xlabel="step", ylim=(1.5, 4.0))
+        axis.set(title=kind, xlabel="step", ylim=(2.5, 3.3))
     axes[0].set_ylabel(f"loss, mean of {SMOOTH} steps")
     axes[0].legend(frameon=False)
     figure.savefig(path, metadata={"Date": None})
